@@ -1,0 +1,139 @@
+"""Speculative generation on arrays: target, drafter, rule and keys in, tokens and counts out."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, Key
+
+from specjax import loop, noise
+from specjax.accept import RULES, default_rule
+from specjax.draft.none import NoDraft
+from specjax.programs import Programs
+from specjax.sampling import GREEDY_BELOW, Sampling
+from specjax.types import Drafter, Generation, Request, Rule, Target
+
+
+def generate(
+    target: Target,
+    params: Any,
+    prompt: Int[Array, "B P"],
+    key: Key[Array, "*B"],
+    *,
+    drafter: Drafter | None = None,
+    drafter_params: Any = None,
+    rule: Rule | str | None = None,
+    sampling: Sampling | None = None,
+    max_new_tokens: int | Int[Array, " B"] = 128,
+    eos_ids: tuple[int, ...] | Int[Array, "B Z"] = (),
+    prompt_length: Int[Array, " B"] | None = None,
+    buffer: int | None = None,
+    mesh: Mesh | None = None,
+    prefill_chunk: int = 64,
+) -> Generation:
+    """Generates to the end of every row in one device program.
+
+    Args:
+        target: the model, a hashable value (`specjax.models.DecoderTarget`, `Recompute`, ...).
+        params: its parameters; new values of the same shapes do not recompile.
+        prompt: token ids, right-padded where ``prompt_length`` is given.
+        key: one key, of which row ``i`` uses ``fold_in(key, i)``, or one a row. Consumed.
+        drafter: None decodes plainly.
+        drafter_params: the drafter's parameters, if it has any.
+        rule: a rule or its name; None takes "rejection" for drafts with a law, else "matching".
+        sampling: parameters a row; None is temperature 1.
+        max_new_tokens: one number or one a row, traced.
+        eos_ids: ids that end a row; one list, or [B, Z] padded with -1.
+        prompt_length: tokens of each row's prompt, at least 1; None is the whole width.
+        buffer: room for prompt and output together; rows end there with finish LENGTH. None is
+            the next power of two that holds prompt and ``max_new_tokens``.
+        mesh: devices to shard over, with axes "data" and "model"; ``params`` are placed by the
+            caller (`Programs.place`) or moved as they are.
+        prefill_chunk: prompt tokens forwarded at once.
+
+    Returns:
+        tokens [B, buffer] with each row's prompt and output, lengths, finish codes (STOPPED,
+        LENGTH) and the counts of `specjax.types.Stats`.
+
+    Raises:
+        ValueError: naming the argument, before anything is compiled. Under a caller's ``jit``
+            only what is static can be checked.
+    """
+    prompt = jnp.atleast_2d(jnp.asarray(prompt, jnp.int32))
+    batch, width = prompt.shape
+    if batch == 0 or width == 0:
+        raise ValueError(f"the prompt has shape {prompt.shape}: give at least one row and one token")
+    drafter = NoDraft() if drafter is None else drafter
+    rule = _resolve_rule(rule, drafter)
+    sampling = Sampling.create(batch) if sampling is None else sampling
+    lengths = jnp.full((batch,), width) if prompt_length is None else jnp.asarray(prompt_length)
+    lengths = lengths.astype(jnp.int32)
+    budget = jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,))
+    buffer = _resolve_buffer(buffer, width, budget)
+    _check_values(rule, sampling, lengths, width, budget, buffer)
+    request = Request(
+        prompt_length=lengths,
+        limit=jnp.minimum(lengths + budget, buffer),
+        eos_ids=_eos_rows(eos_ids, batch),
+        keys=noise.row_keys(key, batch) if jnp.ndim(key) == 0 else key,
+        sampling=sampling,
+    )
+    tokens = jnp.pad(prompt[:, :buffer], ((0, 0), (0, max(buffer - width, 0))))
+    programs = Programs(target, drafter, rule, prefill_chunk, mesh=mesh)
+    state = programs.start(params, drafter_params, request, tokens)
+    state, _ = programs.advance(params, drafter_params, request, state, np.int32(2**31 - 1))
+    context = state.context
+    return Generation(context.tokens, context.length, lengths, state.finish, state.stats)
+
+
+def next_power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size``."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _resolve_rule(rule, drafter) -> Rule:
+    name = default_rule(drafter.has_law) if rule is None else rule
+    if not isinstance(name, str):
+        return name
+    if name not in RULES:
+        raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
+    return RULES[name]
+
+
+def _resolve_buffer(buffer, width, budget) -> int:
+    if buffer is not None:
+        return int(buffer)
+    if isinstance(budget, jax.core.Tracer):
+        raise ValueError("max_new_tokens is traced: give buffer, the room for prompt and output")
+    return next_power_of_two(width + int(jnp.max(budget)))
+
+
+def _eos_rows(eos_ids, batch) -> Int[Array, "B Z"]:
+    ids = jnp.asarray(eos_ids, jnp.int32)
+    if ids.ndim < 2:
+        ids = jnp.broadcast_to(ids.reshape(1, -1), (batch, ids.size))
+    return ids if ids.shape[1] else jnp.full((batch, 1), -1, jnp.int32)
+
+
+def _check_values(rule, sampling, lengths, width, budget, buffer):
+    def some(condition) -> bool:
+        return not isinstance(condition, jax.core.Tracer) and bool(jnp.any(condition))
+
+    if some(lengths < 1):
+        raise ValueError("a prompt has no token: every row needs at least one (BOS, for example)")
+    if some(lengths > width):
+        raise ValueError(f"prompt_length is {int(lengths.max())}, the prompt has {width} columns")
+    if some(lengths >= buffer):
+        raise ValueError(
+            f"a prompt of {int(lengths.max())} tokens leaves no room in a buffer of {buffer}"
+        )
+    if some(budget < 1):
+        raise ValueError(f"max_new_tokens is {int(budget.min())}: it must be at least 1")
+    if rule.greedy_only and some(sampling.temperature >= GREEDY_BELOW):
+        raise ValueError("rule 'greedy' would ignore the temperature: use 'coupled' or another")
+    if some(sampling.temperature < 0):
+        raise ValueError("temperature must be 0 or more")
+    if some((sampling.top_p <= 0) | (sampling.top_p > 1)):
+        raise ValueError("top_p must lie in (0, 1]")
