@@ -1,0 +1,121 @@
+"""A GGUF file: metadata, a tokenizer, tensors in any quantisation that ``gguf`` undoes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckpt_convert.errors import ConversionError
+from ckpt_convert.families import IGNORED, gguf_family
+from ckpt_convert.families.gguf_config import ROPE_FACTORS, GGUFMetadata
+from ckpt_convert.gguf_tokenizer import write_tokenizer
+from ckpt_convert.safetensors_source import DTYPES, promote
+from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
+
+MAGIC = b"GGUF"
+EXACT = {"F64": "F64", "F32": "F32", "F16": "F16", "BF16": "BF16"}
+STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+GENERATION_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+}
+
+
+class GGUFSource:
+    """Reads a GGUF file tensor by tensor, dequantised to float32.
+
+    Raises ``ConversionError`` for a file that is no GGUF or is truncated, an unknown architecture,
+    a quantisation that ``gguf`` cannot undo, and where the ``gguf`` package is not installed.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        reader = _open(file)
+        self._fields = {name: field.contents() for name, field in reader.fields.items()}
+        self._stored = {tensor.name: tensor for tensor in reader.tensors}
+        self.tensors = {
+            name: TensorInfo(_shape(tensor), tensor.tensor_type.name)
+            for name, tensor in self._stored.items()
+        }
+        factors = self.read(ROPE_FACTORS) if ROPE_FACTORS in self._stored else None
+        metadata = GGUFMetadata(self._fields, frozenset(self.tensors), factors)
+        self.family = gguf_family(metadata.architecture)
+        if self.family.from_gguf is None:
+            raise ConversionError(f"{self.family.name} has no GGUF form; convert the safetensors")
+        self.config = self.family.from_gguf(metadata)
+        self.rules: tuple[TensorRule, ...] = self.family.gguf_rules
+        self.ignored: tuple[Ignored, ...] = IGNORED
+        self.eos_ids = tuple(
+            dict.fromkeys(i for key in STOP_KEYS if (i := self._id(key)) is not None)
+        )
+        self.bos_id = self._id("bos_token_id")
+        self.generation = {
+            ours: self._fields[theirs]
+            for theirs, ours in GENERATION_KEYS.items()
+            if theirs in self._fields
+        }
+
+    @property
+    def dtype(self) -> np.dtype:
+        return promote(
+            DTYPES[EXACT.get(info.dtype, "F32")]
+            for info in self.tensors.values()
+            if len(info.shape) > 1
+        )
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.file]
+
+    def read(self, name: str) -> np.ndarray:
+        import gguf
+
+        tensor = self._stored[name]
+        # Read, not mapped: see StoredTensor.read.
+        raw = np.fromfile(self.file, np.uint8, tensor.n_bytes, offset=tensor.data_offset)
+        shape = _shape(tensor)
+        kind = tensor.tensor_type.name
+        if kind in EXACT:
+            return raw.view(DTYPES[kind]).reshape(shape)
+        packed = raw.reshape(*shape[:-1], -1)
+        try:
+            return gguf.quants.dequantize(packed, tensor.tensor_type).reshape(shape)
+        except NotImplementedError:
+            raise ConversionError(
+                f"{name} in {self.file} is quantised as {kind}, which gguf cannot dequantise; "
+                "take a file of another quantisation"
+            ) from None
+
+    def write_tokenizer(self, destination: Path) -> list[str]:
+        return write_tokenizer(self._fields, destination)
+
+    def _id(self, key: str) -> int | None:
+        return self._fields.get(f"tokenizer.ggml.{key}")
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))  # stored fastest axis first
+
+
+def _open(file: Path) -> Any:
+    with open(file, "rb") as stream:
+        if stream.read(4) != MAGIC:
+            raise ConversionError(f"{file} is no GGUF file; fetch it again")
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise ConversionError(
+            "reading GGUF needs the gguf package: pip install 'specjax[convert]'"
+        ) from None
+    try:
+        reader = gguf.GGUFReader(file)
+    except Exception as fault:  # the reader meets a cut with whatever NumPy raises at that place
+        raise ConversionError(
+            f"{file} is truncated or damaged ({type(fault).__name__}); fetch it again"
+        ) from None
+    end = max((tensor.data_offset + tensor.n_bytes for tensor in reader.tensors), default=0)
+    if file.stat().st_size < end:
+        raise ConversionError(f"{file} is truncated; fetch it again")
+    return reader

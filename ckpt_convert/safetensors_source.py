@@ -1,0 +1,215 @@
+"""A Hugging Face folder: ``config.json``, safetensors in one file or in shards, a tokenizer."""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ckpt_convert.errors import ConversionError
+from ckpt_convert.families import IGNORED, hf_family
+from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+GENERATION_KEYS = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a safetensors file: where its bytes lie, and of what type they are."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def read(self) -> np.ndarray:
+        dtype = DTYPES[self.dtype]
+        count = self.size // dtype.itemsize
+        # Not memory-mapped: mapped pages would count towards the process beside the parameters.
+        # bfloat16 has no number in NumPy's files, so the bytes are read and viewed.
+        raw = np.fromfile(self.file, np.uint8, count * dtype.itemsize, offset=self.start)
+        return raw.view(dtype).reshape(self.shape)
+
+
+class SafetensorsSource:
+    """Reads a Hugging Face folder tensor by tensor.
+
+    Raises ``ConversionError`` for a folder that is not a checkpoint, an unknown architecture, a
+    missing or truncated file and a tensor of a type that is no plain float.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        config = read_json(folder / "config.json")
+        self.family = hf_family(config)
+        self.config = self.family.from_hf(config)
+        self.rules: tuple[TensorRule, ...] = self.family.hf_rules
+        self.ignored: tuple[Ignored, ...] = IGNORED
+        if not self.config.tie_embeddings:
+            self.ignored = tuple(entry for entry in IGNORED if "lm_head" not in entry.pattern)
+        self._stored = _stored_tensors(folder)
+        self.tensors = {
+            name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()
+        }
+        generation = _optional_json(folder / "generation_config.json")
+        self.eos_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+        bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")))
+        self.bos_id = bos_ids[0] if bos_ids else None
+        self.generation = {
+            key: generation[key] for key in GENERATION_KEYS if generation.get(key) is not None
+        }
+
+    @property
+    def dtype(self) -> np.dtype:
+        return promote(DTYPES[info.dtype] for info in self.tensors.values() if len(info.shape) > 1)
+
+    @property
+    def files(self) -> list[Path]:
+        weights = {stored.file for stored in self._stored.values()}
+        return [self.folder / "config.json", *sorted(weights)]
+
+    def read(self, name: str) -> np.ndarray:
+        return self._stored[name].read()
+
+    def write_tokenizer(self, destination: Path) -> list[str]:
+        names = [name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
+        for name in names:
+            shutil.copyfile(self.folder / name, destination / name)
+        return names
+
+
+def promote(dtypes: Any) -> np.dtype:
+    """The type that all of ``dtypes`` are; float32 where they differ or are float64."""
+    found = set(dtypes)
+    return found.pop() if len(found) == 1 and found != {DTYPES["F64"]} else DTYPES["F32"]
+
+
+def sha256(files: list[Path]) -> str:
+    """SHA-256 of the contents of ``files``, one after the other."""
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in ``file``; raises ``ConversionError`` naming a missing or broken file."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConversionError(f"{file} is missing; fetch the whole model folder") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as fault:
+        raise ConversionError(f"{file} cannot be read ({fault}); fetch it again") from None
+    if not isinstance(value, dict):
+        raise ConversionError(f"{file} holds no JSON object; fetch it again")
+    return value
+
+
+def _optional_json(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    if (folder / INDEX).is_file():
+        return _sharded(folder, read_json(folder / INDEX).get("weight_map") or {})
+    if (folder / SINGLE).is_file():
+        return read_header(folder / SINGLE)
+    if list(folder.glob("pytorch_model*.bin")):
+        raise ConversionError(
+            f"{folder} holds PyTorch pickles only; save the model as safetensors first"
+        )
+    raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
+
+
+def _sharded(folder: Path, weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """The tensors that the index names, each from its own shard; other files do not count."""
+    shards = sorted(set(weight_map.values()))
+    absent = [shard for shard in shards if not (folder / shard).is_file()]
+    if absent:
+        raise ConversionError(
+            f"{folder} lacks {', '.join(absent)}, which {INDEX} names; fetch the missing files"
+        )
+    headers = {shard: read_header(folder / shard) for shard in shards}
+    lost = [f"{name} ({shard})" for name, shard in weight_map.items() if name not in headers[shard]]
+    if lost:
+        raise ConversionError(
+            f"{INDEX} in {folder} names tensors that their shards lack: {', '.join(lost)}"
+        )
+    return {name: headers[shard][name] for name, shard in weight_map.items()}
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file; raises ``ConversionError`` naming a truncated one."""
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ConversionError(f"{file} is truncated or no safetensors file; fetch it again")
+        try:
+            header = json.loads(stream.read(length))
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            raise ConversionError(f"{file} is no safetensors file; fetch it again") from None
+    header.pop("__metadata__", None)
+    tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    end = max((stored.start + stored.size for stored in tensors.values()), default=8 + length)
+    if end > size:
+        raise ConversionError(
+            f"{file} is truncated: {size} bytes of the {end} that its header promises; "
+            "fetch it again"
+        )
+    return tensors
+
+
+def _stored(file: Path, data: int, name: str, entry: Mapping[str, Any]) -> StoredTensor:
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    start, end = entry["data_offsets"]
+    if dtype not in DTYPES:
+        raise ConversionError(
+            f"{name} in {file} is of type {dtype}, which is not supported "
+            f"(supported: {', '.join(DTYPES)})"
+        )
+    if end - start != math.prod(shape) * DTYPES[dtype].itemsize:
+        raise ConversionError(f"{name} in {file} has {end - start} bytes for {list(shape)} {dtype}")
+    return StoredTensor(file, dtype, shape, data + start, end - start)

@@ -1,0 +1,333 @@
+"""The checkpoint folder: written in one step or not at all, read onto any devices, never half."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from convert.tiny_checkpoints import (
+    SIZES,
+    expected_params,
+    hf_config,
+    hf_tensors,
+    write_gguf,
+    write_hf,
+)
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ckpt_convert import ConversionError, convert, load, load_config, read_manifest, store
+from ckpt_convert.__main__ import main
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+
+
+@pytest.fixture
+def converted(source, tmp_path) -> Path:
+    convert(source, tmp_path / "converted")
+    return tmp_path / "converted"
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if file.name.startswith(".")]
+
+
+def assert_same_tree(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), found, expected)
+
+
+# The command line.
+
+
+def test_the_command_prints_what_it_found(run_converter, source, tmp_path):
+    run = run_converter(source, tmp_path / "converted", "--dtype", "bfloat16")
+    assert (run.returncode, run.stderr) == (0, "")
+    for fact in ("llama", "bfloat16", "64", "128", "30", str(tmp_path / "converted")):
+        assert fact in run.stdout
+    assert read_manifest(tmp_path / "converted").dtype == "bfloat16"
+    assert leftovers(tmp_path) == []
+
+
+def broken_sources(folder: Path) -> dict[str, Path]:
+    write_gguf(folder / "cut.gguf", "llama", hf_tensors("llama"))
+    content = (folder / "cut.gguf").read_bytes()
+    (folder / "cut.gguf").write_bytes(content[: len(content) // 2])
+    (folder / "empty").mkdir()
+    (folder / "notes.txt").write_text("no model")
+    write_hf(folder / "mamba", hf_config("llama", architectures=["MambaForCausalLM"]), {})
+    write_hf(folder / "cut", hf_config("llama"), hf_tensors("llama"))
+    with open(folder / "cut" / "model.safetensors", "r+b") as file:
+        file.truncate(5000)
+    return {
+        "absent": folder / "absent",
+        "config.json": folder / "empty",
+        "notes.txt": folder / "notes.txt",
+        "MambaForCausalLM": folder / "mamba",
+        "cut.gguf is truncated": folder / "cut.gguf",
+        "model.safetensors is truncated": folder / "cut",
+    }
+
+
+def test_bad_input_is_one_line_with_status_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it, for its own process
+    (tmp_path / "sources").mkdir()
+    for named, path in broken_sources(tmp_path / "sources").items():
+        assert main([str(path), str(tmp_path / "converted")]) == 1, named
+        said = capsys.readouterr()
+        assert said.err.startswith("error: ") and said.err.count("\n") == 1
+        assert named in said.err
+        assert said.out == ""
+        assert os.listdir(tmp_path) == ["sources"]
+
+
+def test_a_failing_command_prints_no_traceback(run_converter, tmp_path):
+    run = run_converter(tmp_path / "absent.gguf", tmp_path / "converted")
+    assert run.returncode == 1
+    assert run.stderr == f"error: {tmp_path / 'absent.gguf'} does not exist\n"
+
+
+def test_an_existing_destination_is_refused_unless_forced(source, converted):
+    before = read_manifest(converted)
+    with pytest.raises(ConversionError, match="exists; .*--force"):
+        convert(source, converted)
+    assert read_manifest(converted) == before
+    convert(source, converted, dtype="float16", overwrite=True)
+    assert read_manifest(converted).dtype == "float16"
+    assert leftovers(converted.parent) == []
+
+
+def test_force_never_replaces_what_is_no_checkpoint(source, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(ConversionError, match="left alone"):
+        convert(source, tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
+
+
+# A conversion that dies.
+
+STOPPED_HALFWAY = """
+import sys, time
+from ckpt_convert import conversion, store
+
+write_arrays = store._save_arrays
+
+def stop_after_writing(*arguments):
+    write_arrays(*arguments)
+    print("arrays written", flush=True)
+    time.sleep(600)
+
+store._save_arrays = stop_after_writing
+conversion.convert(*sys.argv[1:])
+"""
+
+
+def test_a_killed_conversion_leaves_nothing_that_loads(
+    source, tmp_path, converter_environment, run_converter
+):
+    destination = tmp_path / "converted"
+    child = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_HALFWAY, str(source), str(destination)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=converter_environment,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "arrays written\n"
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not destination.exists()
+    (partial,) = [
+        path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()
+    ]
+    assert any(partial.iterdir())
+    with pytest.raises(ConversionError, match="no specjax checkpoint"):
+        load(partial)
+
+    run = run_converter(source, destination)
+    assert run.returncode == 0, run.stderr
+    assert_same_tree(load(destination).params, expected_params(hf_tensors("llama")))
+    assert leftovers(tmp_path) == []
+
+
+def test_a_running_conversion_is_not_swept_away(source, tmp_path):
+    destination = tmp_path / "converted"
+    with store._partial_sibling(destination) as running:
+        (running / "half").write_text("written")
+        store.sweep(destination)
+        assert (running / "half").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_a_full_disk_is_known_before_writing(source, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10, 10))
+    with pytest.raises(ConversionError, match="disk is too full.*free some space"):
+        convert(source, tmp_path / "converted")
+    assert os.listdir(tmp_path) == ["source"]
+
+
+SMALL_FILES_ONLY = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from ckpt_convert.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_fills_up_meanwhile(source, tmp_path, converter_environment):
+    """A limit on the size of files stands in for the disk: the arrays' writers fail midway."""
+    run = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES_ONLY, str(source), str(tmp_path / "converted")],
+        capture_output=True,
+        text=True,
+        env=converter_environment,
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: the disk is full"), run.stderr
+    assert run.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == ["source"]
+
+
+# A folder that was damaged.
+
+
+def test_every_missing_or_cut_file_is_named_with_the_remedy(converted):
+    files = [path for path in converted.rglob("*") if path.is_file() and path.name != "config.json"]
+    assert len(files) > 3
+    for file in files:
+        content = file.read_bytes()
+        file.unlink()
+        with pytest.raises(ConversionError, match=f"{file.name}.*missing.*python -m ckpt_convert"):
+            load(converted)
+        file.write_bytes(content[:-1])
+        with pytest.raises(ConversionError, match=f"{file.name}.*bytes.*python -m ckpt_convert"):
+            load(converted)
+        file.write_bytes(content)
+    load(converted)
+
+
+def test_overwritten_index_of_the_arrays_is_one_line(converted):
+    for file in (converted / "params").rglob("manifest.ocdbt"):
+        file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(ConversionError, match="incomplete or damaged") as error:
+        load(converted)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_damaged_manifest(converted):
+    manifest = converted / "config.json"
+    entries = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(entries | {"version": 99}))
+    with pytest.raises(ConversionError, match="version 99"):
+        load_config(converted)
+    del entries["config"]["hidden_size"]
+    manifest.write_text(json.dumps(entries))
+    with pytest.raises(ConversionError, match=r"config\.json is damaged"):
+        load_config(converted)
+    manifest.write_text("{")
+    with pytest.raises(ConversionError, match="no specjax checkpoint"):
+        load_config(converted)
+    with pytest.raises(ConversionError, match="no folder"):
+        load_config(converted / "absent")
+
+
+# Where the arrays go.
+
+
+def test_arrays_arrive_on_their_shards(converted):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    across = NamedSharding(mesh, PartitionSpec())
+    by_width = NamedSharding(mesh, PartitionSpec(None, "model"))
+    expected = expected_params(hf_tensors("llama"))
+
+    everywhere = load(converted, shardings=across).params
+    assert {leaf.sharding for leaf in jax.tree.leaves(everywhere)} == {across}
+    assert_same_tree(everywhere, expected)
+
+    def split_embeddings(abstract):
+        return jax.tree.map(lambda leaf: across, abstract) | {"embed": by_width}
+
+    by_function = load(converted, shardings=split_embeddings).params
+    assert by_function["embed"].sharding == by_width
+    assert by_function["embed"].addressable_shards[0].data.shape == (64, 16)
+    assert_same_tree(by_function, expected)
+
+    tree = split_embeddings(expected)
+    by_tree = load(converted, shardings=tree).params
+    assert jax.tree.map(lambda leaf: leaf.sharding, by_tree) == tree
+
+
+def test_arrays_of_several_chunks_are_read_right(source, tmp_path, monkeypatch):
+    """Real models have parameters of more than one chunk; small ones get there by small chunks."""
+    monkeypatch.setattr(store, "CHUNK", 4096)
+    monkeypatch.setattr(store, "ALONE", 4096)
+    convert(source, tmp_path / "converted")
+    assert_same_tree(load(tmp_path / "converted").params, expected_params(hf_tensors("llama")))
+
+
+# Memory.
+
+PEAKS = """
+import sys
+from pathlib import Path
+from ckpt_convert import convert, load
+
+def peak():
+    # Not getrusage: a process inherits the peak of the one that started it.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+tiny, large, folder = sys.argv[1:]
+convert(tiny, folder + "/tiny")
+load(folder + "/tiny")
+imported = peak()
+if folder.endswith("written"):
+    convert(large, folder + "/large")
+else:
+    load(large)
+print(peak() - imported)
+"""
+
+
+@pytest.fixture
+def large_source(tmp_path, monkeypatch) -> Path:
+    """A model of 135 MB, of which the largest parameter is 67 MB."""
+    larger = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    larger |= {"num_attention_heads": 64, "num_key_value_heads": 64}
+    for name, size in larger.items():
+        monkeypatch.setitem(SIZES, name, size)
+    return write_hf(tmp_path / "large", hf_config("llama"), hf_tensors("llama"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own count")
+@pytest.mark.parametrize(("task", "copies"), [("written", 1.5), ("read", 2.2)])
+def test_memory_stays_near_one_copy(
+    source, large_source, tmp_path, converter_environment, task, copies
+):
+    model = (large_source / "model.safetensors").stat().st_size
+    large = large_source
+    if task == "read":
+        large = tmp_path / "converted"
+        convert(large_source, large)
+    (tmp_path / task).mkdir()
+    run = subprocess.run(
+        [sys.executable, "-c", PEAKS, str(source), str(large), str(tmp_path / task)],
+        capture_output=True,
+        text=True,
+        env=converter_environment,
+    )
+    assert run.returncode == 0, run.stderr
+    assert 0.8 * model < int(run.stdout) < copies * model
