@@ -1,0 +1,483 @@
+"""Text at the host's edge: a tokenizer, its chat template, and tokens turned to text as they come.
+
+Everything here runs on the host between chunks of the device program. A stream is decided token by
+token, so what it says does not depend on how the tokens were grouped into rounds or chunks.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from operator import index
+from pathlib import Path
+from typing import Any, NamedTuple, SupportsIndex
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+# A character of UTF-8 has four bytes, so at most three tokens can hold the beginning of one.
+_LONGEST_UNFINISHED = 3
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that can't be loaded, or a request it can't serve; says what to do about it."""
+
+
+class TokenDifference(NamedTuple):
+    """The first id to which two tokenizers give different tokens, or different parts to play."""
+
+    id: int
+    mine: str
+    theirs: str
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Text to token ids and back, as the `tokenizer.json` of a checkpoint's folder says.
+
+    ``backend`` is a `tokenizers.Tokenizer` without padding and truncation; ``named_tokens`` maps
+    names of templates (`bos_token`, `eos_token`, ...) to tokens; ``add_bos`` None leaves the
+    beginning of a text to the backend. Raises TokenizerError if the BOS or EOS is no token.
+    """
+
+    backend: Any
+    source: str = "this tokenizer"
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    add_bos: bool | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bos_token", "eos_token"):
+            token = self.named_tokens.get(name)
+            if token is not None and self.backend.token_to_id(token) is None:
+                raise TokenizerError(
+                    f"{self.source} names {token!r} as its {name}, which its vocabulary lacks: "
+                    "its tokenizer.json and tokenizer_config.json don't belong together"
+                )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Tokenizer":
+        """The tokenizer of a folder with `tokenizer.json` and, optionally, `tokenizer_config.json`.
+
+        The chat template is `chat_template.jinja`, else the configuration's. Raises TokenizerError,
+        naming the folder, if `tokenizer.json` is missing or a file can't be read.
+        """
+        folder = Path(folder)
+        settings = _read_settings(folder)
+        return cls(
+            backend=_read_backend(folder),
+            source=str(folder),
+            named_tokens=_named_tokens(settings),
+            add_bos=settings.get("add_bos_token"),
+            chat_template=_read_chat_template(folder, settings),
+        )
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, if there is one."""
+        return self._named_id("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a text, if there is one."""
+        return self._named_id("eos_token")
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id; a model's logits may be padded to a larger width."""
+        return max(self._vocabulary, default=-1) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out with ``skip_special_tokens``."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
+    def id_to_token(self, id: SupportsIndex) -> str | None:
+        """The token of an id, in the vocabulary's own spelling; None if the id is only padding."""
+        return self._vocabulary.get(index(id))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with one BOS before it if the model wants one, and never two."""
+        encoded = self.backend.encode(text, add_special_tokens=self.add_bos is None).ids
+        if self.add_bos and self.bos_id is not None:
+            encoded = [self.bos_id, *encoded]
+        return self._without_second_bos(encoded)
+
+    def decode(self, ids: Iterable[SupportsIndex], skip_special_tokens: bool = True) -> str:
+        """The text of ids; an incomplete character is U+FFFD, an id without a token is nothing."""
+        return self.backend.decode(
+            [index(id) for id in ids], skip_special_tokens=skip_special_tokens
+        )
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The ids of a conversation of ``{"role": ..., "content": ...}``, with at most one BOS.
+
+        ``add_generation_prompt`` opens the answer. Raises TokenizerError if there is no template,
+        no message, or a message that the template refuses.
+        """
+        if self.chat_template is None:
+            raise TokenizerError(
+                f"{self.source} has no chat template: pass text instead of messages, or add "
+                "chat_template.jinja to it"
+            )
+        rendered = _render(
+            self.chat_template,
+            self.source,
+            messages=_plain_messages(messages),
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            **self.named_tokens,
+        )
+        # The template has written the special tokens it wants; the backend must not add its own.
+        encoded = self.backend.encode(rendered, add_special_tokens=False).ids
+        return self._without_second_bos(encoded)
+
+    def first_difference(self, other: "Tokenizer") -> TokenDifference | None:
+        """The first id that means one thing here and another there; None if the two agree.
+
+        Ids that only one of the two has are no difference: vocabularies may be padded. A BOS or EOS
+        is compared where both declare it.
+        """
+        roles = [name for name in ("bos_token", "eos_token") if self._shares(name, other)]
+        mine, theirs = self._labels(roles), other._labels(roles)
+        differing = (id for id in mine.keys() & theirs.keys() if mine[id] != theirs[id])
+        first = min(differing, default=None)
+        return None if first is None else TokenDifference(first, mine[first], theirs[first])
+
+    @cached_property
+    def _vocabulary(self) -> dict[int, str]:
+        return {id: token for token, id in self.backend.get_vocab(with_added_tokens=True).items()}
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.named_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+    def _without_second_bos(self, ids: list[int]) -> list[int]:
+        if self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
+            return ids[1:]
+        return ids
+
+    def _shares(self, name: str, other: "Tokenizer") -> bool:
+        return name in self.named_tokens and name in other.named_tokens
+
+    def _labels(self, roles: Sequence[str]) -> dict[int, str]:
+        labels = dict(self._vocabulary)
+        for name in roles:
+            labels[self.backend.token_to_id(self.named_tokens[name])] += f" as {name}"
+        return labels
+
+
+class Detokenizer:
+    """The text of one row's tokens as they come, ended by a stop string.
+
+    Text is given out once it can't change any more: a character when its last byte is there (no
+    U+FFFD for a beginning of one), and nothing that may yet become a stop string. Joined, the
+    pieces are `Tokenizer.decode` of all ids, except that complete characters stay when malformed
+    bytes follow them (byte-fallback decoders void the whole run of bytes). Each token is decoded a
+    bounded number of times.
+
+    The row is finished by the stop string that is completed first in the text; of several completed
+    by the same character, by the longest. The text ends before it, or after it with
+    ``include_stop``. Special tokens that are skipped are no text and match no stop string.
+    Raises ValueError for an empty stop string.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: str | Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._characters = _CharacterStream(tokenizer, skip_special_tokens)
+        self._stops = _StopScanner((stop,) if isinstance(stop, str) else tuple(stop), include_stop)
+        self._tokens_kept = 0
+
+    @property
+    def finished(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    @property
+    def tokens_kept(self) -> int:
+        """How many ids belong to the text, the one that completed the stop string included."""
+        return self._tokens_kept
+
+    def push(self, ids: Iterable[SupportsIndex]) -> str:
+        """The text that these ids, of any number of rounds, settle; ids after a stop are void."""
+        pieces = []
+        for id in ids:
+            if self.finished is not None:
+                break
+            self._tokens_kept += 1
+            pieces.append(self._stops.feed(self._characters.feed(index(id))))
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        """The text still held when the row has ended, an incomplete character as U+FFFD."""
+        if self.finished is not None:
+            return ""
+        return self._stops.feed(self._characters.flush()) + self._stops.flush()
+
+
+class _CharacterStream:
+    """Tokens to whole characters, by decoding a short window that slides over the tokens.
+
+    The window is what was decoded last (``_before``) and what is not complete yet (``_pending``).
+    The former stays in it because decoders treat the first token of a text in their own way: they
+    drop its leading space.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._textless = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip_special_tokens = skip_special_tokens
+        self._before: list[int] = []
+        self._pending: list[int] = []
+        self._sent = ""
+
+    def feed(self, id: int) -> str:
+        # The decoder ignores such ids; in the window, a long run of them would only pile up.
+        if id in self._textless or not self._tokenizer.id_to_token(id):
+            return ""
+        self._pending.append(id)
+        text = self._window_text()
+        complete = text.rstrip(REPLACEMENT)
+        if complete == text:
+            return self._slide(text) if len(text) > len(self._sent) else ""
+        if len(complete) > len(self._sent):
+            return self._slide_to_unfinished(text, len(complete))
+        if len(self._pending) > _LONGEST_UNFINISHED:
+            return self._slide_over_malformed(text)
+        return ""
+
+    def flush(self) -> str:
+        text = self._send(self._window_text())
+        self._restart([])
+        return text
+
+    def _window_text(self) -> str:
+        text = self._decode(self._before + self._pending)
+        if text.startswith(self._sent):
+            return text
+        # A byte-fallback decoder turns a whole run of bytes into U+FFFD while its end is open:
+        # what was complete before the run's end is out already, so only the end is decoded.
+        self._restart(self._pending)
+        return self._decode(self._pending)
+
+    def _slide(self, text: str) -> str:
+        released = self._send(text)
+        self._before, self._pending = self._pending, []
+        self._sent = self._decode(self._before)
+        return released
+
+    def _slide_to_unfinished(self, text: str, settled: int) -> str:
+        """Releases what stands before a character that is held, the last token at its end."""
+        released, held = self._send(text[:settled]), len(text) - settled
+        self._before = self._pending[:-1] or self._before
+        self._pending = self._pending[-1:]
+        self._sent = self._decode(self._before + self._pending)[:-held]
+        return released
+
+    def _slide_over_malformed(self, text: str) -> str:
+        """Releases U+FFFD that no further byte can mend, all but a character that may have begun.
+
+        Where decoding the two sides apart gives the same text, the cut splits no character. If
+        one token ends what is malformed and begins a character, no such cut exists; then that
+        character is the last U+FFFD.
+        """
+        for held in range(_LONGEST_UNFINISHED, 0, -1):
+            tail = self._pending[-held:]
+            tail_text = self._decode(tail)
+            head_text = self._decode(self._before + self._pending[:-held])
+            if not tail_text.strip(REPLACEMENT) and head_text + tail_text == text:
+                released = self._send(head_text)
+                self._restart(tail)
+                return released
+        return self._slide_to_unfinished(text, len(text) - 1)
+
+    def _send(self, text: str) -> str:
+        released = text[len(self._sent) :]
+        if released:
+            self._sent = text
+        return released
+
+    def _restart(self, pending: list[int]) -> None:
+        self._before, self._pending, self._sent = [], pending, ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, self._skip_special_tokens)
+
+
+class _StopScanner:
+    """Text to text that no stop string can reach back into."""
+
+    def __init__(self, stops: tuple[str, ...], include_stop: bool) -> None:
+        if not all(stops):
+            raise ValueError("stop holds an empty string, which would end any text: remove it")
+        self.found: str | None = None
+        self._stops = stops
+        self._include_stop = include_stop
+        self._longest = max(map(len, stops), default=1)
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        text = self._held + text
+        match = self._first_completed(text)
+        if match is None:
+            safe = self._safe_length(text)
+            self._held = text[safe:]
+            return text[:safe]
+        end, self.found = match
+        self._held = ""
+        return text[: end if self._include_stop else end - len(self.found)]
+
+    def flush(self) -> str:
+        released, self._held = self._held, ""
+        return released
+
+    def _first_completed(self, text: str) -> tuple[int, str] | None:
+        found = ((text.find(stop), stop) for stop in self._stops)
+        ends = [(start + len(stop), stop) for start, stop in found if start >= 0]
+        return min(ends, key=lambda match: (match[0], -len(match[1])), default=None)
+
+    def _safe_length(self, text: str) -> int:
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            tail = text[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(text)
+
+
+def _read_backend(folder: Path) -> Any:
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json: convert the checkpoint again, or copy the files of "
+            "its tokenizer there"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as fault:  # the library raises plain Exception for whatever it can't parse
+        raise TokenizerError(
+            f"{path} is no readable tokenizer ({_first_line(fault)}): fetch or convert it again"
+        ) from fault
+    # Files carry the settings of training; here a prompt is neither padded nor cut in silence.
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as fault:
+        raise TokenizerError(
+            f"{path} is no readable JSON ({_first_line(fault)}): fetch or convert it again"
+        ) from fault
+    if not isinstance(settings, dict):
+        raise TokenizerError(f"{path} holds no JSON object: fetch or convert it again")
+    return settings
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    named = {name: settings.get(name) for name in _NAMED_TOKENS}
+    # An older form spells a token out as an object, with its text as the content.
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in named.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _read_chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if not messages:
+        raise TokenizerError("messages is empty: pass at least one {'role': ..., 'content': ...}")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise TokenizerError(f"{message!r} is no message: it needs a 'role' and a 'content'")
+    try:
+        # Templates are foreign code: they see plain copies, never the caller's objects.
+        plain = json.loads(json.dumps([dict(message) for message in messages]))
+    except TypeError as fault:
+        raise TokenizerError(
+            f"messages hold more than text, numbers, lists and dicts ({_first_line(fault)})"
+        ) from fault
+    # Callers write None for "nothing", which templates would print.
+    return [{key: value for key, value in m.items() if value is not None} for m in plain]
+
+
+def _render(template: str, source: str, **variables: Any) -> str:
+    import jinja2
+
+    try:
+        return _compile_template(template)(**variables)
+    # A template written for text adds what it is given, so a list of parts is a TypeError.
+    except (jinja2.TemplateError, TypeError) as fault:
+        raise TokenizerError(
+            f"the chat template of {source} refuses these messages: {_first_line(fault)}"
+        ) from fault
+
+
+@lru_cache(maxsize=16)
+def _compile_template(template: str) -> Callable[..., str]:
+    """A chat template as a function, in the environment that templates are written for.
+
+    That is Transformers' one: sandboxed, with `raise_exception`, `strftime_now`, a `tojson` that
+    leaves HTML alone, loop controls, and `generation` blocks, which mark spans for training only.
+    """
+    from datetime import datetime
+
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda style: datetime.now().strftime(style)
+    return environment.from_string(template).render
+
+
+def _first_line(fault: Exception) -> str:
+    return str(fault).strip().partition("\n")[0]
