@@ -1,0 +1,521 @@
+"""`LLM`: a checkpoint and its tokenizer behind the interface that vLLM's users know."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from specjax.checkpoint import Model, load
+from specjax.draft import Host
+from specjax.draft.host import Loaded
+from specjax.generate import next_power_of_two
+from specjax.metrics import Counts, Metrics
+from specjax.programs import Programs
+from specjax.sampling import GREEDY_BELOW, Sampling
+from specjax.sampling_params import SamplingParams
+from specjax.speculative_config import SpeculativeConfig
+from specjax.text import Detokenizer
+from specjax.types import FINISH_REASONS, RUNNING, STOPPED, Request, Stats, Trace
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+SMALLEST_BUFFER = 128
+QUIET_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sample of a prompt.
+
+    ``finish_reason`` is "stop" (EOS, a stop id or string), "length", or "abort" where the run was
+    interrupted. ``stop_reason`` is the stop string or id that ended it, None for EOS.
+    ``token_ids`` go up to and including the token that completed the stop.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its samples."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """News of one sample in a stream; ``output`` is the whole of it, with its last delta."""
+
+    request: int
+    index: int
+    text: str
+    token_ids: list[int]
+    output: CompletionOutput | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.output is None else self.output.finish_reason
+
+
+@dataclass
+class _Row:
+    """One sample while it is decoded."""
+
+    request: int
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    key: Any
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    pending_text: str = ""
+    pending_ids: list[int] = field(default_factory=list)
+    output: CompletionOutput | None = None
+    counts: Counts | None = None
+    ttft: float = 0.0
+
+
+class LLM:
+    """Generates text, with or without speculation; the law of the output is the same.
+
+    Args:
+        model: a known name, a checkpoint folder, a Hugging Face folder, a GGUF file, or a loaded
+            `Model`.
+        speculative_config: vLLM's or Transformers' keys, see `SpeculativeConfig`; None decodes
+            plainly.
+        dtype: "auto", "float32", "bfloat16" or "float16".
+        max_model_len: most tokens of prompt and output together; None is the model's own limit.
+        max_num_seqs: rows decoded together; longer lists of prompts are served in groups.
+        mesh: devices to shard over (`specjax.sharding.make_mesh`).
+        seed: the engine's seed, for requests that name none.
+        rounds_per_chunk: rounds between two looks of the host; results don't depend on it.
+
+    Raises:
+        ValueError: one sentence that names the fault and the remedy, before anything is compiled.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model = "smollm2-135m-instruct",
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        mesh: Mesh | None = None,
+        seed: int = 0,
+        rounds_per_chunk: int = 16,
+    ):
+        speculation = SpeculativeConfig.parse(speculative_config)
+        if max_num_seqs < 1 or rounds_per_chunk < 1:
+            raise ValueError("max_num_seqs and rounds_per_chunk must be at least 1")
+        self.model = model if isinstance(model, Model) else load(model, dtype=dtype, mesh=mesh)
+        self.tokenizer = self.model.tokenizer
+        self.max_model_len = self._model_len(max_model_len)
+        self.max_num_seqs = max_num_seqs
+        self.rounds_per_chunk = rounds_per_chunk
+        self._mesh, self._dtype = mesh, dtype
+        self._key = jax.random.key(seed)
+        self._requests = 0
+        self.speculative_config = speculation
+        self.set_speculation(speculation)
+
+    def set_speculation(self, speculative_config: Mapping[str, Any] | SpeculativeConfig | None):
+        """Changes the drafter and the rule; the model stays loaded. None decodes plainly."""
+        if not isinstance(speculative_config, SpeculativeConfig):
+            speculative_config = SpeculativeConfig.parse(speculative_config)
+        chunk = 64 if jax.default_backend() == "cpu" else 256
+        host = Host(
+            target=self.model.target,
+            params=self.model.params,
+            vocab_size=self.model.vocab_size,
+            max_context=self.model.max_position,
+            prefill_chunk=chunk,
+            load=self._load_draft,
+        )
+        built, rule = speculative_config.build(host)
+        if built.drafter.num_nodes > self.max_model_len:
+            raise ValueError(
+                f"num_speculative_tokens is {built.drafter.num_nodes - 1}, more than the "
+                f"{self.max_model_len} tokens of max_model_len can hold: choose fewer"
+            )
+        self._drafter_params = built.params
+        self._programs = Programs(
+            target=self.model.target,
+            drafter=built.drafter,
+            rule=rule,
+            chunk=chunk,
+            record=self.rounds_per_chunk,
+            mesh=self._mesh,
+        )
+        self.speculative_config = speculative_config
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continues one or many prompts, given as text or token ids.
+
+        ``sampling_params`` is one for all or one a prompt. An interrupt (Ctrl-C) stops at the next
+        chunk and returns what is there, with finish reason "abort".
+        """
+        requests = self._requests_of(prompts, sampling_params)
+        rows = self._rows(requests)
+        with _progress(len(rows), use_tqdm) as advance, contextlib.suppress(KeyboardInterrupt):
+            for _ in self._serve(rows, advance):
+                pass
+        return _collect(requests, rows)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or several, given as ``{"role": ..., "content": ...}`` each."""
+        return self.generate(self._chat_prompts(messages), sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """Yields what is new of each sample as it comes; texts joined are `generate`'s texts."""
+        rows = self._rows(self._requests_of(prompts, sampling_params))
+        return self._deltas(rows)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """`stream` for a conversation, or several."""
+        return self.stream(self._chat_prompts(messages), sampling_params)
+
+    def warmup(self, *, rows: int = 1, max_tokens: int | None = None) -> None:
+        """Compiles the programs for ``rows`` rows of up to ``max_tokens`` tokens with the prompt.
+
+        None is the smallest buffer. Later calls of that size start without compiling.
+        """
+        wanted = min(max_tokens or SMALLEST_BUFFER, self.max_model_len)
+        params = SamplingParams(max_tokens=wanted - 1, temperature=0.0)
+        batch = [
+            _Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
+            for row in range(rows)
+        ]
+        request, state = self._start(batch)
+        jax.block_until_ready(self._advance(request, state, np.ones(rows, bool)))
+
+    # Requests.
+
+    def _requests_of(self, prompts, sampling_params) -> list[tuple[str | None, list[int], Any]]:
+        prompts = [prompts] if _is_single(prompts) else list(prompts)
+        if not prompts:
+            raise ValueError("no prompt given: the list of prompts is empty")
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise ValueError(f"{len(sampling_params)} SamplingParams for {len(prompts)} prompts")
+        requests = []
+        for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+            text, ids = self._tokenize(prompt)
+            self._check(number, ids, params)
+            requests.append((text, ids, params))
+        return requests
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, [int(token) for token in prompt]
+
+    def _check(self, number: int, ids: list[int], params: SamplingParams) -> None:
+        if not ids:
+            raise ValueError(f"prompt {number} is empty: give at least one token")
+        if len(ids) >= self.max_model_len:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens and max_model_len is "
+                f"{self.max_model_len}: at most {self.max_model_len - 1} leave room for an answer"
+            )
+        wrong = [token for token in ids if not 0 <= token < self.model.vocab_size]
+        if wrong:
+            raise ValueError(
+                f"prompt {number} has the token id {wrong[0]}; the vocabulary has "
+                f"{self.model.vocab_size}"
+            )
+        if self._programs.rule.greedy_only and params.temperature >= GREEDY_BELOW:
+            raise ValueError(
+                f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
+                "choose the rule 'coupled' or another"
+            )
+
+    def _chat_prompts(self, messages) -> list[list[int]]:
+        if not messages:
+            raise ValueError("no message given: the conversation is empty")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        return [self.tokenizer.apply_chat_template(one) for one in conversations]
+
+    def _rows(self, requests) -> list[_Row]:
+        rows = []
+        for number, (_, ids, params) in enumerate(requests):
+            key = self._request_key(params)
+            for index in range(params.n):
+                sample = jax.random.fold_in(key, index)
+                detokenizer = self._detokenizer(params)
+                rows.append(_Row(number, index, ids, params, sample, detokenizer))
+        return rows
+
+    def _request_key(self, params: SamplingParams):
+        number, self._requests = self._requests, self._requests + 1
+        if params.seed is not None:
+            return jax.random.key(params.seed)
+        return jax.random.fold_in(self._key, number)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        return Detokenizer(
+            self.tokenizer,
+            stop=params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+    # Decoding.
+
+    def _serve(self, rows: list[_Row], advance=lambda finished: None) -> Iterator[list[_Row]]:
+        """Decodes all rows, in groups; yields the group after each chunk."""
+        for group in _groups(rows, self.max_num_seqs):
+            for _ in self._serve_group(group):
+                advance(sum(row.output is not None for row in rows))
+                yield group
+
+    def _serve_group(self, group: list[_Row]) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            request, state = self._start(group)
+            self._take(group, state, None, began)
+            first = time.perf_counter()
+            for row in group:
+                row.ttft = first - began
+            yield
+            while True:
+                ended = np.array([row.output is not None for row in group])
+                if all(ended):
+                    return
+                state, trace = self._advance(request, state, ended)
+                self._take(group, state, jax.device_get(trace), first)
+                yield
+        finally:
+            for row in group:
+                if row.output is None:
+                    self._finish(row, "abort", None, time.perf_counter() - began)
+
+    def _start(self, group: list[_Row]):
+        request, tokens, prompt_of_row = self._request(group)
+        params = self.model.params
+        state = self._programs.start(params, self._drafter_params, request, tokens, prompt_of_row)
+        return request, state
+
+    def _advance(self, request, state, ended: np.ndarray):
+        """One chunk of rounds, without the rows that the host has ended at stop strings."""
+        halt = np.pad(ended, (0, len(request.limit) - len(ended)))
+        params, rounds = self.model.params, np.int32(self.rounds_per_chunk)
+        return self._programs.advance(params, self._drafter_params, request, state, rounds, halt)
+
+    def _request(self, group: list[_Row]) -> tuple[Request, Array, Array | None]:
+        """Arrays of a group, padded to a power of two of rows that are done from the start."""
+        prompts = _distinct_prompts(group)
+        shared = len(prompts) < len(group)
+        rows = next_power_of_two(len(group))
+        wanted = max(len(row.prompt) + row.params.max_tokens for row in group)
+        buffer = min(next_power_of_two(max(wanted, SMALLEST_BUFFER)), self.max_model_len)
+        tokens = np.zeros((next_power_of_two(len(prompts)), buffer), np.int32)
+        for place, ids in enumerate(prompts.values()):
+            tokens[place, : len(ids)] = ids
+        source = [list(prompts).index(row.request) for row in group]
+        idle = [_IDLE] * (rows - len(group))
+        return (
+            _request_arrays([*group, *idle], buffer, self.model.eos_ids),
+            jnp.asarray(tokens),
+            jnp.asarray(source + [0] * len(idle), jnp.int32) if shared else None,
+        )
+
+    def _take(self, group, state, trace: Trace | None, since: float) -> None:
+        """Brings new tokens to the host, turns them to text, and ends rows that are through."""
+        context, finish, stats = jax.device_get((state.context, state.finish, state.stats))
+        seconds = time.perf_counter() - since
+        for place, row in enumerate(group):
+            if row.output is not None:
+                continue
+            begin = len(row.prompt) + len(row.token_ids)
+            new = context.tokens[place, begin : context.length[place]].tolist()
+            self._take_row(row, place, new, int(finish[place]), stats, trace, seconds)
+
+    def _take_row(self, row, place, new, finish, stats: Stats, trace, seconds) -> None:
+        before, row.counts = row.counts, Counts.of_row(stats, place)
+        had = len(row.token_ids)
+        text = row.detokenizer.push(new)
+        stop = row.detokenizer.finished
+        if stop is not None:
+            new = new[: row.detokenizer.tokens_kept - had]
+            if before is not None and trace is not None:
+                row.counts = before.cut(row.counts, trace, place, len(new))
+        row.token_ids += new
+        row.pending_ids += new
+        row.text += text
+        row.pending_text += text
+        if stop is not None:
+            self._finish(row, "stop", stop, seconds)
+        elif finish != RUNNING:
+            self._finish(row, FINISH_REASONS[finish], _stop_id(row, finish), seconds)
+
+    def _finish(self, row: _Row, reason: str, stop, seconds: float) -> None:
+        rest = row.detokenizer.flush()
+        row.text += rest
+        row.pending_text += rest
+        depths = np.zeros(self._programs.drafter.max_depth, np.int64)
+        metrics = Metrics(
+            prompt_tokens=len(row.prompt),
+            output_tokens=len(row.token_ids),
+            ttft=row.ttft,
+            decode_seconds=seconds if len(row.token_ids) > 1 else 0.0,
+            counts=row.counts or Counts(0, 0, depths, depths, 0, 0),
+        )
+        row.output = CompletionOutput(row.index, row.text, row.token_ids, reason, stop, metrics)
+
+    def _deltas(self, rows: list[_Row]) -> Iterator[Delta]:
+        told = set()
+        for group in self._serve(rows):
+            for row in group:
+                if id(row) in told or not (row.pending_ids or row.pending_text or row.output):
+                    continue
+                text, row.pending_text = row.pending_text, ""
+                ids, row.pending_ids = row.pending_ids, []
+                if row.output is not None:
+                    told.add(id(row))
+                yield Delta(row.request, row.index, text, ids, row.output)
+
+    # Loading.
+
+    def _model_len(self, wanted: int | None) -> int:
+        limit = self.model.max_position
+        if wanted is None:
+            return limit
+        if not 2 <= wanted <= limit:
+            raise ValueError(f"max_model_len is {wanted}: this model takes 2 to {limit}")
+        return wanted
+
+    def _load_draft(self, model) -> Loaded:
+        loaded = load(model, dtype=self._dtype, mesh=self._mesh) if _is_name(model) else model
+        difference = self.tokenizer.first_difference(loaded.tokenizer)
+        if difference is not None:
+            raise ValueError(
+                f"the draft model's tokenizer differs at id {difference.id}: the target has "
+                f"{difference.mine!r}, the draft {difference.theirs!r}; draft with a model of the "
+                "same tokenizer"
+            )
+        return Loaded(loaded.target, loaded.params, loaded.max_position)
+
+
+def _is_name(model) -> bool:
+    return isinstance(model, str | Path)
+
+
+def _is_single(prompts) -> bool:
+    if isinstance(prompts, str | Mapping):
+        return True
+    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+
+
+def _groups(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
+    """Consecutive rows, ``size`` at a time; the samples of one prompt stay together."""
+    group: list[_Row] = []
+    for row in rows:
+        if group and row.index == 0 and len(group) + row.params.n > size:
+            yield group
+            group = []
+        group.append(row)
+    yield group
+
+
+def _distinct_prompts(group: list[_Row]) -> dict[int, list[int]]:
+    return {row.request: row.prompt for row in group}
+
+
+_IDLE = None
+
+
+def _request_arrays(rows, buffer: int, eos_ids) -> Request:
+    busy = [row for row in rows if row is not None]
+    ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
+    width = next_power_of_two(max(1, *map(len, ends)))
+    prompt = jnp.array([1 if row is None else len(row.prompt) for row in rows], jnp.int32)
+    budget = jnp.array([0 if row is None else row.params.max_tokens for row in rows], jnp.int32)
+    spare = SamplingParams(temperature=0.0)
+    params = [spare if row is None else row.params for row in rows]
+    return Request(
+        prompt_length=prompt,
+        limit=jnp.minimum(prompt + budget, buffer),
+        eos_ids=jnp.array([[*end, *[-1] * (width - len(end))] for end in ends], jnp.int32),
+        keys=jnp.stack([(busy[0] if row is None else row).key for row in rows]),
+        sampling=Sampling(
+            temperature=jnp.array([one.temperature for one in params], jnp.float32),
+            top_k=jnp.array([max(one.top_k, 0) for one in params], jnp.int32),
+            top_p=jnp.array([one.top_p for one in params], jnp.float32),
+            min_p=jnp.array([one.min_p for one in params], jnp.float32),
+        ),
+    )
+
+
+def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
+    return (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
+
+
+def _stop_id(row: _Row, finish: int) -> int | None:
+    last = row.token_ids[-1]
+    return last if finish == STOPPED and last in row.params.stop_token_ids else None
+
+
+def _collect(requests, rows) -> list[RequestOutput]:
+    outputs: list[list[CompletionOutput]] = [[] for _ in requests]
+    for row in rows:
+        outputs[row.request].append(row.output)
+    return [
+        RequestOutput(text, ids, done)
+        for (text, ids, _), done in zip(requests, outputs, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _progress(total: int, wanted: bool):
+    """A bar of finished samples that appears only where the work takes over two seconds."""
+    if not wanted:
+        yield lambda finished: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, desc="generating", unit=" samples", delay=QUIET_SECONDS) as bar:
+
+        def advance(finished):
+            bar.update(finished - bar.n)
+
+        yield advance
