@@ -7,12 +7,14 @@ otherwise overwritten before anything could see it.
 """
 
 import typing
-from typing import Self
+from dataclasses import replace
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import tree
@@ -43,16 +45,18 @@ class KVCache:
     def slots(self) -> int:
         return self.k.shape[3]
 
-    def axes(self) -> Self:
-        """Logical axes of each array, for `specjax.sharding`."""
-        kv = ("layers", "rows", "kv_heads", "slots", "head")
-        return KVCache(k=kv, v=kv, length=("rows",))
+    def axes(self) -> Any:
+        """Logical axes of each array, for `specjax.sharding`: a KVCache of tuples of names."""
+        kv: Any = ("layers", "rows", "kv_heads", "slots", "head")
+        length: Any = ("rows",)
+        return KVCache(k=kv, v=kv, length=length)
 
     def write(
         self, layer: Int[Array, ""] | int, k: Float[Array, "B K T W"], v: Float[Array, "B K T W"]
     ) -> Self:
         """Writes one layer's keys and values of a block behind the committed tokens."""
-        return self.replace(
+        return replace(
+            self,
             k=_write_layer(self.k, layer, k, self.length),
             v=_write_layer(self.v, layer, v, self.length),
         )
@@ -73,7 +77,7 @@ class KVCache:
         at once would copy the whole cache every round.
         """
         moved = self if path is None else self._gather(self.length[:, None] + path)
-        return moved.replace(length=self.length + count)
+        return replace(moved, length=self.length + count)
 
     def _gather(self, slots: Int[Array, "B D"]) -> Self:
         def move(cache, layer):
@@ -82,17 +86,47 @@ class KVCache:
 
         return lax.scan(move, self, jnp.arange(self.k.shape[0]))[0]
 
-    def rollback(self, count: Int[Array, "*B"]) -> Self:
+    def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
         """Drops the last ``count`` tokens of each row, at most all of them."""
-        return self.replace(length=jnp.maximum(self.length - count, 0))
+        return replace(self, length=jnp.maximum(self.length - count, 0))
+
+
+# Of a cache [Y, B, K, S, W] and a block [B, K, T, W]: rows and heads are batch, an index is a
+# (layer, slot). Heads are no part of the window, or TPUs lay the cache out anew for one token.
+_ROWS_AND_HEADS = lax.ScatterDimensionNumbers(
+    update_window_dims=(2, 3),
+    inserted_window_dims=(0,),
+    scatter_dims_to_operand_dims=(0, 3),
+    operand_batching_dims=(1, 2),
+    scatter_indices_batching_dims=(0, 1),
+)
 
 
 def _write_layer(stacked, layer, block, start):
-    rows = lax.dynamic_index_in_dim(stacked, layer, 0, keepdims=False)
-    rows = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (0, at, 0)))(
-        rows, block.astype(stacked.dtype), start
+    """Puts a block [B, K, T, W] at each row's ``start``, in one layer of [Y, B, K, S, W].
+
+    Straight into the whole array: a layer that is taken out, written and put back is read and
+    written whole, which doubles a round's time on TPU. Two forms, as the layer loop has two: row
+    by row for a layer known while tracing, one scatter for a traced one. In its own layer loop
+    each leaves the cache uncopied.
+    """
+    block = block.astype(stacked.dtype)
+    if isinstance(layer, int):
+        for row in range(block.shape[0]):
+            place = (layer, row, 0, start[row], 0)
+            stacked = lax.dynamic_update_slice(stacked, block[row][None, None], place)
+        return stacked
+    start = jnp.broadcast_to(start[:, None], block.shape[:2])
+    index = jnp.stack([jnp.broadcast_to(layer, start.shape), start], axis=-1)
+    return lax.scatter(
+        stacked,
+        index,
+        block,
+        _ROWS_AND_HEADS,
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=lax.GatherScatterMode.CLIP,
     )
-    return lax.dynamic_update_index_in_dim(stacked, rows, layer, 0)
 
 
 def _take_slots(rows: Float[Array, "B K S W"], slots: Int[Array, "B D"]) -> Float[Array, "B K D W"]:

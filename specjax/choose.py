@@ -18,7 +18,7 @@ from specjax.types import NO_TOKEN, Choose
 def chooser(
     draws: str, sampling: Sampling, keys: Key[Array, " B"], root: Int[Array, " B"]
 ) -> Choose:
-    """The `Choose` of one round, for a rule that wants ``draws`` and roots at positions ``root``."""
+    """The `Choose` of one round, for a rule that wants ``draws`` and roots at ``root``."""
     draw = _DRAWS[draws]
 
     def choose(logits, node, path, width=1):

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key
 
-from specjax import loop, noise
+from specjax import noise
 from specjax.accept import RULES, default_rule
 from specjax.draft.none import NoDraft
 from specjax.programs import Programs
@@ -49,8 +49,8 @@ def generate(
         prompt_length: tokens of each row's prompt, at least 1; None is the whole width.
         buffer: room for prompt and output together; rows end there with finish LENGTH. None is
             the next power of two that holds prompt and ``max_new_tokens``.
-        mesh: devices to shard over, with axes "data" and "model"; ``params`` are placed by the
-            caller (`Programs.place`) or moved as they are.
+        mesh: devices to shard over, with axes "data" and "model" (`specjax.sharding.make_mesh`).
+            Parameters that don't lie on it yet are moved there at every call.
         prefill_chunk: prompt tokens forwarded at once.
 
     Returns:
@@ -64,7 +64,9 @@ def generate(
     prompt = jnp.atleast_2d(jnp.asarray(prompt, jnp.int32))
     batch, width = prompt.shape
     if batch == 0 or width == 0:
-        raise ValueError(f"the prompt has shape {prompt.shape}: give at least one row and one token")
+        raise ValueError(
+            f"the prompt has shape {prompt.shape}: give at least one row and one token"
+        )
     drafter = NoDraft() if drafter is None else drafter
     rule = _resolve_rule(rule, drafter)
     sampling = Sampling.create(batch) if sampling is None else sampling
@@ -82,6 +84,7 @@ def generate(
     )
     tokens = jnp.pad(prompt[:, :buffer], ((0, 0), (0, max(buffer - width, 0))))
     programs = Programs(target, drafter, rule, prefill_chunk, mesh=mesh)
+    params, drafter_params = programs.place_all(params, drafter_params)
     state = programs.start(params, drafter_params, request, tokens)
     state, _ = programs.advance(params, drafter_params, request, state, np.int32(2**31 - 1))
     context = state.context
@@ -105,7 +108,7 @@ def _resolve_rule(rule, drafter) -> Rule:
 def _resolve_buffer(buffer, width, budget) -> int:
     if buffer is not None:
         return int(buffer)
-    if isinstance(budget, jax.core.Tracer):
+    if isinstance(budget, Tracer):
         raise ValueError("max_new_tokens is traced: give buffer, the room for prompt and output")
     return next_power_of_two(width + int(jnp.max(budget)))
 
@@ -119,7 +122,7 @@ def _eos_rows(eos_ids, batch) -> Int[Array, "B Z"]:
 
 def _check_values(rule, sampling, lengths, width, budget, buffer):
     def some(condition) -> bool:
-        return not isinstance(condition, jax.core.Tracer) and bool(jnp.any(condition))
+        return not isinstance(condition, Tracer) and bool(jnp.any(condition))
 
     if some(lengths < 1):
         raise ValueError("a prompt has no token: every row needs at least one (BOS, for example)")

@@ -4,11 +4,13 @@
 `generate`, some rounds at a time for a host that streams. Every strategy is an argument.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from specjax import tree
@@ -63,18 +65,17 @@ def start(
     if prompt_of_row is None:
         prompt = Context(tokens, length)
     else:
-        prompt = Context(tokens, jnp.zeros(tokens.shape[:1], jnp.int32).at[prompt_of_row].set(length))
+        longest = jnp.zeros(tokens.shape[:1], jnp.int32).at[prompt_of_row].max(length)
+        prompt = Context(tokens, longest)
     empty = target.init_cache(tokens.shape[0], slots)
-    cache, logits, features = prefill(
-        target, params, prompt, empty, chunk=chunk, taps=drafter.taps
-    )
+    cache, logits, features = prefill(target, params, prompt, empty, chunk=chunk, taps=drafter.taps)
     if prompt_of_row is not None:
         tokens, logits = tokens[prompt_of_row], logits[prompt_of_row]
         cache = jax.tree.map(lambda x: _take_rows(x, prompt_of_row), cache)
         features = None if features is None else features[prompt_of_row]
     state = _first_token(rule, request, Context(tokens, length), cache, logits, drafter)
     draft_state = drafter.init(drafter_params, state.context, features, slots)
-    return state.replace(draft_state=draft_state)
+    return replace(state, draft_state=draft_state)
 
 
 def step(
@@ -119,7 +120,7 @@ def run(
     rule: Rule,
     request: Request,
     state: SpecState,
-    rounds: Int[Array, ""] | int,
+    rounds: Int[ArrayLike, ""],
     record: int = 0,
 ) -> tuple[SpecState, Trace]:
     """Rounds until every row is done, at most ``rounds`` of them, in one device program.
@@ -143,14 +144,15 @@ def run(
     ran, state, trace = lax.while_loop(
         goes_on, body, (jnp.int32(0), state, Trace(empty, empty, jnp.int32(0)))
     )
-    return state, trace.replace(rounds=ran)
+    return state, replace(trace, rounds=ran)
 
 
 def _note(trace: Trace, ran, before: Stats, after: Stats) -> Trace:
     def put(rows, row):
         return lax.dynamic_update_index_in_dim(rows, row.astype(rows.dtype), ran, 0)
 
-    return trace.replace(
+    return replace(
+        trace,
         emitted=put(trace.emitted, after.emitted - before.emitted),
         drafted=put(trace.drafted, jnp.sum(after.drafted - before.drafted, axis=1)),
     )
@@ -189,33 +191,41 @@ def _greedy_walk(draft: Draft, wanted: Int[Array, " N"]) -> AcceptResult:
 
 
 def _verify_narrowest(target, params, drafter, rule, request, state, draft):
-    """Verifies the columns that some running row uses, in the narrowest of the drafter's widths."""
+    """Verifies the columns that some running row uses, in the narrowest of the drafter's widths.
+
+    Each width is a loop of no trip or one. A branch would say the same, but XLA copies a cache
+    that passes through one in which layers are scanned: all of it, at every layer, on TPU.
+    """
     depths = drafter.max_depth + 1
     root = state.context.length - 1
 
-    def at_width(width):
-        def verify_width():
-            part = jax.tree.map(lambda x: x[:, :width], draft)
-            parents = None if drafter.is_chain else part.parents
-            out = target(params, part.tokens, parents, state.cache, taps=drafter.taps)
-            result = verify(rule, part, out.logits, request, root)
-            path = _to_width(result.path, depths, edge=True)
-            features = logits = None
-            if "features" in drafter.needs:
-                features = tree.take_path(out.features, path)
-            if "logits" in drafter.needs:
-                logits = _to_width(out.logits, drafter.num_nodes)
-            return out.cache, result.replace(path=path), features, logits
-
-        return verify_width
+    def at_width(width, cache):
+        part = jax.tree.map(lambda x: x[:, :width], draft)
+        parents = None if drafter.is_chain else part.parents
+        out = target(params, part.tokens, parents, cache, taps=drafter.taps)
+        result = verify(rule, part, out.logits, request, root)
+        path = _to_width(result.path, depths, edge=True)
+        features = logits = None
+        if "features" in drafter.needs:
+            features = tree.take_path(out.features, path)
+        if "logits" in drafter.needs:
+            logits = _to_width(out.logits, drafter.num_nodes)
+        return out.cache, replace(result, path=path), features, logits
 
     widths = drafter.widths
     if len(widths) == 1:
-        return at_width(widths[0])()
+        return at_width(widths[0], state.cache)
     real = tree.reachable(draft.parents) & ~state.done[:, None]
     used = jnp.max(jnp.where(real, jnp.arange(1, drafter.num_nodes + 1), 1))
     narrowest = jnp.sum(used > jnp.asarray(widths[:-1]))
-    return lax.switch(narrowest, [at_width(width) for width in widths])
+    _, *decided = jax.eval_shape(lambda cache: at_width(widths[0], cache), state.cache)
+    verified = (state.cache, *jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), decided))
+    for index, width in enumerate(widths):
+        trips = (narrowest == index).astype(jnp.int32)
+        verified = lax.fori_loop(
+            0, trips, lambda _, carry, width=width: at_width(width, carry[0]), verified
+        )
+    return verified
 
 
 def _to_width(x, width, edge=False):
@@ -275,7 +285,7 @@ def _first_token(rule, request, prompt: Context, cache, logits, drafter) -> Spec
     batch = prompt.length.shape[0]
     root = Draft(tokens=jnp.zeros((batch, 1), jnp.int32), parents=tree.chain(batch, 1))
     result = verify(rule, root, logits[:, None], request, prompt.length - 1)
-    idle = jnp.where(request.limit > prompt.length, RUNNING, LENGTH)
+    idle = jnp.where(request.limit > prompt.length, RUNNING, LENGTH).astype(jnp.int32)
     emitted = result.next_token[:, None]
     count, finish = _cut(emitted, jnp.ones((batch,), jnp.int32), prompt, request, idle)
     zeros = jnp.zeros((batch,), jnp.int32)

@@ -18,6 +18,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
 TOKEN, DRAFT, ACCEPT = 0, 1, 2
+ROLES = 3
 
 
 def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " {size}"]:
@@ -33,15 +34,18 @@ def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " {size}"]:
 
 def token(key: Key[Array, ""], position: Int[Array, ""], size: int) -> Float[Array, " {size}"]:
     """Noise of the token emitted at an absolute position of a row."""
-    return gumbel(jax.random.fold_in(jax.random.fold_in(key, TOKEN), position), size)
+    return gumbel(_role_key(key, TOKEN, position), size)
 
 
 def draft(
     key: Key[Array, ""], root: Int[Array, ""], node: Int[Array, ""], size: int
 ) -> Float[Array, " {size}"]:
     """Noise of the children of one node, in the round whose root stands at ``root``."""
-    key = jax.random.fold_in(jax.random.fold_in(key, DRAFT), root)
-    return gumbel(jax.random.fold_in(key, node), size)
+    return gumbel(jax.random.fold_in(_role_key(key, DRAFT, root), node), size)
+
+
+def _role_key(key, role, position):
+    return jax.random.fold_in(key, position * ROLES + role)
 
 
 @typing.no_type_check
@@ -58,8 +62,7 @@ class Noise:
 
     def accept(self, size: int) -> Float[Array, " {size}"]:
         """Noise of the acceptance decision, an entry a node."""
-        key = jax.random.fold_in(jax.random.fold_in(self.key, ACCEPT), self.root)
-        return gumbel(key, size)
+        return gumbel(_role_key(self.key, ACCEPT, self.root), size)
 
 
 def row_keys(key: Key[Array, ""], rows: int) -> Key[Array, " {rows}"]:

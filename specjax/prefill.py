@@ -1,4 +1,4 @@
-"""Forwarding prompts into a cache, in chunks of a fixed size so that no trace knows their length."""
+"""Forwarding prompts into a cache, in chunks of a fixed size: no trace knows their length."""
 
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def prefill(
         out = forward(start, cache)
         count = jnp.clip(prompt.length - start, 0, chunk)
         logits = jnp.where(ends_in(start)[:, None], out.logits[:, 0], logits)
-        if taps:
+        if out.features is not None:
             features = lax.dynamic_update_slice_in_dim(features, out.features, start, axis=1)
         return start + chunk, out.cache.commit(None, count), logits, features
 

@@ -6,16 +6,20 @@ lengths, budgets, seeds, sampling parameters or new parameters of the same shape
 
 import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int
 
 from specjax import loop
-from specjax.sharding import parameter_shardings, row_shardings
-from specjax.types import Drafter, Request, Rule, SpecState, Target, Trace
+from specjax.sharding import check_mesh, parameter_formats, replicated, row_shardings
+from specjax.types import STOPPED, Drafter, Request, Rule, SpecState, Target, Trace
 
 log = logging.getLogger("specjax")
 
@@ -36,6 +40,8 @@ class Programs:
 
     def __post_init__(self):
         check_compatible(self.drafter, self.rule)
+        if self.mesh is not None:
+            check_mesh(self.mesh)
 
     def start(
         self,
@@ -55,11 +61,18 @@ class Programs:
         drafter_params: Any,
         request: Request,
         state: SpecState,
-        rounds: Int[Array, ""] | int,
+        rounds: Int[ArrayLike, ""],
+        halt: Bool[ArrayLike, " B"] | None = None,
     ) -> tuple[SpecState, Trace]:
-        """At most ``rounds`` rounds as one program (`specjax.loop.run`); ``state`` is donated."""
+        """At most ``rounds`` rounds as one program (`specjax.loop.run`); ``state`` is donated.
+
+        Rows in ``halt`` end before the first of them: the host found a stop string there.
+        """
+        rounds = jnp.asarray(rounds, jnp.int32)
+        if halt is None:
+            halt = np.zeros(request.limit.shape, bool)
         return self.advance_program(params, drafter_params, request, state)(
-            params, drafter_params, request, state, rounds
+            params, drafter_params, request, state, rounds, halt
         )
 
     def advance_program(self, params, drafter_params, request, state):
@@ -69,10 +82,27 @@ class Programs:
         return _advance(self, shardings)
 
     def place(self, axes: Any, params: Any) -> Any:
-        """Puts parameters where their logical axes say."""
+        """Puts parameters where their logical axes say, each device's part laid out for it."""
         if self.mesh is None:
             return params
-        return jax.device_put(params, parameter_shardings(self.mesh, axes, params))
+        return jax.device_put(params, parameter_formats(self.mesh, axes, params))
+
+    def place_all(self, params: Any, drafter_params: Any) -> tuple[Any, Any]:
+        """Places the target's and the drafter's parameters, unless they lie on the mesh already.
+
+        Those of a model that does not name their axes are replicated.
+        """
+        placed = self._place_for(self.target, params)
+        if drafter_params is params:
+            return placed, placed
+        return placed, self._place_for(getattr(self.drafter, "model", None), drafter_params)
+
+    def _place_for(self, model, params):
+        if self.mesh is None or all(_lies_on(self.mesh, leaf) for leaf in jax.tree.leaves(params)):
+            return params
+        if hasattr(model, "parameter_axes"):
+            return self.place(model.parameter_axes(), params)
+        return jax.device_put(params, replicated(self.mesh))
 
     def _shardings(self, args):
         """Shardings of (params, drafter_params, request, rows), hashable, or None."""
@@ -80,17 +110,28 @@ class Programs:
             return None
         params, drafter_params, *rest = args
         placed = (
-            _own_shardings(params),
-            _own_shardings(drafter_params),
+            self._own_shardings(params),
+            self._own_shardings(drafter_params),
             *(row_shardings(self.mesh, part) for part in rest),
         )
         return _Frozen(placed)
 
+    def _own_shardings(self, params):
+        """Where parameters lie; those inside a caller's jit where its compiler puts them."""
+
+        def own(leaf):
+            if isinstance(leaf, Tracer):
+                return None
+            if _lies_on(self.mesh, leaf):
+                return leaf.sharding
+            raise ValueError("parameters lie outside the mesh: place them with Programs.place")
+
+        return jax.tree.map(own, params)
+
     def _start_shardings(self, args):
         if self.mesh is None:
             return None
-        shape = jax.eval_shape(functools.partial(_start_program, self), *args)
-        return _Frozen(row_shardings(self.mesh, shape))
+        return _started(self, _Frozen(jax.tree.map(jax.typeof, args)))
 
 
 def check_compatible(drafter: Drafter, rule: Rule) -> None:
@@ -123,8 +164,19 @@ class _Frozen:
         return (self.leaves, self.structure) == (other.leaves, other.structure)
 
 
-def _own_shardings(params):
-    return jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), params)
+def _lies_on(mesh, leaf):
+    """Whether a parameter is on exactly the mesh's devices; inside a caller's jit it may be."""
+    if isinstance(leaf, Tracer):
+        return True
+    placed = getattr(leaf, "sharding", None)
+    return placed is not None and placed.device_set == set(mesh.devices.flat)
+
+
+@functools.lru_cache(maxsize=256)
+def _started(programs, args):
+    """Shardings of the state that `start` gives for arguments of these shapes."""
+    state = jax.eval_shape(functools.partial(_start_program, programs), *args.tree)
+    return _Frozen(row_shardings(programs.mesh, state))
 
 
 def _start_program(programs, params, drafter_params, request, tokens, prompt_of_row):
@@ -142,8 +194,9 @@ def _start_program(programs, params, drafter_params, request, tokens, prompt_of_
     )
 
 
-def _advance_program(programs, params, drafter_params, request, state, rounds):
+def _advance_program(programs, params, drafter_params, request, state, rounds, halt):
     _announce("decode", programs, request, state.context.tokens.shape[1])
+    stopped = jnp.where(halt & ~state.done, STOPPED, state.finish)
     return loop.run(
         programs.target,
         params,
@@ -151,7 +204,7 @@ def _advance_program(programs, params, drafter_params, request, state, rounds):
         drafter_params,
         programs.rule,
         request,
-        state,
+        replace(state, finish=stopped),
         rounds,
         programs.record,
     )
@@ -184,5 +237,8 @@ def _advance(programs, shardings):
         return jax.jit(program, donate_argnums=3)
     state = shardings.tree[3]
     return jax.jit(
-        program, in_shardings=(*shardings.tree, None), out_shardings=(state, None), donate_argnums=3
+        program,
+        in_shardings=(*shardings.tree, None, None),
+        out_shardings=(state, None),
+        donate_argnums=3,
     )

@@ -6,13 +6,14 @@ speculate with any function from tokens to logits.
 
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from specjax import tree
@@ -30,17 +31,17 @@ class TokenCache:
     def write(self, tokens: Int[Array, "B T"]) -> Self:
         """Puts a block behind the committed tokens."""
         place = jax.vmap(lambda row, block, at: lax.dynamic_update_slice(row, block, (at,)))
-        return self.replace(tokens=place(self.tokens, tokens, self.length))
+        return replace(self, tokens=place(self.tokens, tokens, self.length))
 
     def commit(self, path: Int[Array, "B D"] | None, count: Int[Array, " B"]) -> Self:
         moved = self
         if path is not None:
             block = jnp.take_along_axis(self.tokens, self.length[:, None] + path, axis=1)
             moved = self.write(block)
-        return moved.replace(length=self.length + count)
+        return replace(moved, length=self.length + count)
 
-    def rollback(self, count: Int[Array, "*B"]) -> Self:
-        return self.replace(length=jnp.maximum(self.length - count, 0))
+    def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
+        return replace(self, length=jnp.maximum(self.length - count, 0))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import typing
 from typing import Any, Protocol, Self
 
 from flax import struct
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 ROOT = 0
@@ -167,7 +168,7 @@ class Cache(Protocol):
         """Keeps the first ``count`` nodes of ``path`` of the block just written; None: a chain."""
         ...
 
-    def rollback(self, count: Int[Array, "*B"]) -> Self:
+    def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
         """Drops the last ``count`` tokens of each row, at most all of them."""
         ...
 
@@ -248,9 +249,7 @@ class Drafter(Protocol):
         """State after prefill: ``prompt`` holds the prompt and the first token drawn."""
         ...
 
-    def draft(
-        self, params: Any, state: Any, context: Context, choose: Choose
-    ) -> tuple[Draft, Any]:
+    def draft(self, params: Any, state: Any, context: Context, choose: Choose) -> tuple[Draft, Any]:
         """Drafts below the last committed token of each row."""
         ...
 

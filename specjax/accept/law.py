@@ -20,9 +20,7 @@ from specjax.types import AcceptResult, Draft
 class Law(Protocol):
     """What a rule in law form provides, for one row and in the dtype of ``log_p``."""
 
-    def stop_law(
-        self, draft: Draft, log_p: Float[Array, "N V"]
-    ) -> tuple[Float[Array, " N"], Any]:
+    def stop_law(self, draft: Draft, log_p: Float[Array, "N V"]) -> tuple[Float[Array, " N"], Any]:
         """Log-probability that the path ends at each node, and what `residual` needs of it."""
         ...
 
@@ -63,8 +61,6 @@ def log_difference(a: Float[Array, "*S"], b: Float[Array, "*S"]) -> Float[Array,
     return jnp.where(positive, a + jnp.log(-jnp.expm1(gap)), -jnp.inf)
 
 
-def unless_empty(
-    log_residual: Float[Array, " V"], log_p: Float[Array, " V"]
-) -> Float[Array, " V"]:
+def unless_empty(log_residual: Float[Array, " V"], log_p: Float[Array, " V"]) -> Float[Array, " V"]:
     """The residual, or the target's law where rounding has left it no mass at all."""
     return jnp.where(jnp.any(log_residual > -jnp.inf), log_residual, log_p)

@@ -45,7 +45,11 @@ class Matching:
         return jnp.where(reach[:, 0], log_stop, -jnp.inf), children
 
     def residual(
-        self, draft: Draft, log_p: Float[Array, "N V"], aux: Bool[Array, "N V"], node: Int
+        self,
+        draft: Draft,
+        log_p: Float[Array, "N V"],
+        aux: Bool[Array, "N V"],
+        node: Int[Array, ""],
     ) -> Float[Array, " V"]:
         """p after ``node`` without the tokens of its children."""
         return law.unless_empty(jnp.where(aux[node], -jnp.inf, log_p[node]), log_p[node])

@@ -38,18 +38,23 @@ class Rejection:
         log_q = law.proposal(draft, log_p.shape[-1])
         accept = _log_accept(draft, log_p, log_q)
         reached = jnp.concatenate([jnp.zeros((1,), accept.dtype), jnp.cumsum(accept)])
-        certain_end = jnp.full((1,), -jnp.inf, accept.dtype)
-        ends = law.log_difference(jnp.zeros(()), jnp.concatenate([accept, certain_end]))
-        return reached + ends, log_q
+        goes_on = jnp.concatenate([accept, jnp.full((1,), -jnp.inf, accept.dtype)])
+        return reached + law.log_difference(jnp.zeros_like(goes_on), goes_on), log_q
 
     def residual(
-        self, draft: Draft, log_p: Float[Array, "N V"], aux: Float[Array, "N V"], node: Int
+        self,
+        draft: Draft,
+        log_p: Float[Array, "N V"],
+        aux: Float[Array, "N V"],
+        node: Int[Array, ""],
     ) -> Float[Array, " V"]:
         """[p - q]+ after ``node``; p itself below the last node."""
         return law.unless_empty(law.log_difference(log_p[node], aux[node]), log_p[node])
 
 
-def _log_accept(draft, log_p, log_q) -> Float[Array, " N-1"]:
+def _log_accept(
+    draft: Draft, log_p: Float[Array, "N V"], log_q: Float[Array, "N V"]
+) -> Float[Array, " N-1"]:
     """Log-probability of accepting each drafted token, given its predecessors; -inf for padding."""
     token = draft.tokens[1:, None]
     p = jnp.take_along_axis(log_p[:-1], token, axis=-1)[:, 0]

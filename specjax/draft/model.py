@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from specjax import tree
 from specjax.draft.host import Built, Host
@@ -77,7 +77,9 @@ class ModelDrafter:
             prefill(self.model, params, cached, cache, chunk=self.prefill_chunk).cache
         )
 
-    def draft(self, params, state: ModelState, context: Context, choose) -> tuple[Draft, ModelState]:
+    def draft(
+        self, params, state: ModelState, context: Context, choose
+    ) -> tuple[Draft, ModelState]:
         steps = self.num_speculative_tokens
         batch = context.tokens.shape[0]
         place = context.length[:, None] + jnp.arange(-2, 0)
@@ -133,8 +135,6 @@ def _stack_laws(
     """The laws below each node of the chain, -inf below its last."""
     leaf = jnp.full_like(first, -jnp.inf)
     return jnp.concatenate([first, jnp.moveaxis(later[:, :, 0], 0, 1), leaf], axis=1)
-
-
 
 
 def build(host: Host, *, model: str, num_speculative_tokens: int = 5) -> Built:

@@ -114,6 +114,16 @@ def _initial(rngs, axes, config):
 class Layer(nnx.Module):
     """Pre-norm attention and SwiGLU with fused projections; stacked over layers or single."""
 
+    attention_norm: nnx.Param
+    qkv: nnx.Param
+    qkv_bias: nnx.Param
+    q_norm: nnx.Param
+    k_norm: nnx.Param
+    out: nnx.Param
+    mlp_norm: nnx.Param
+    gate_up: nnx.Param
+    down: nnx.Param
+
     def __init__(self, config: DecoderConfig, axes: dict[str, tuple[str, ...]], *, rngs: nnx.Rngs):
         self.config = config
         for name, parameter_axes in axes.items():
@@ -148,6 +158,11 @@ class Layer(nnx.Module):
 
 class Decoder(nnx.Module):
     """Embedding, layers, norm and head. ``stacked`` keeps all layers in one module and scans."""
+
+    embed: nnx.Param
+    norm: nnx.Param
+    head: nnx.Param
+    layers: Any
 
     def __init__(self, config: DecoderConfig, stacked: bool, *, rngs: nnx.Rngs):
         self.config, self.stacked = config, stacked

@@ -1,6 +1,5 @@
 """Matrix products and norms in the precision that each dtype needs."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -19,23 +18,23 @@ def linear(
     return _dot(x, weight, contract)
 
 
-def tied_head(
-    x: Float[Array, "B T E"], embedding: Float[Array, "V E"]
-) -> Float[Array, "B T V"]:
+def tied_head(x: Float[Array, "B T E"], embedding: Float[Array, "V E"]) -> Float[Array, "B T V"]:
     """Logits of a head that shares the embedding's matrix."""
     return _dot(x, embedding, ((2,), (1,)))
 
 
 def _dot(x, weight, contract):
-    single = x.shape[0] * x.shape[1] == 1
-    if single and x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if x.shape[0] * x.shape[1] == 1 and x.dtype == jnp.bfloat16:
         # For one row XLA's CPU backend converts the whole weight to float32; for two it does not.
+        # Accelerators pad a row to a tile anyway.
         doubled = jnp.concatenate([x, x], axis=1)
         return _dot(doubled, weight, contract)[:, :1]
     return lax.dot_general(x, weight, (contract, ((), ())), precision=precision_of(x.dtype))
 
 
-def rms_norm(x: Float[Array, "*B E"], weight: Float[Array, " E"], eps: float) -> Float[Array, "*B E"]:
+def rms_norm(
+    x: Float[Array, "*B E"], weight: Float[Array, " E"], eps: float
+) -> Float[Array, "*B E"]:
     """x / rms(x) * weight (Zhang and Sennrich, arXiv 1910.07467), the statistics in float32."""
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)

@@ -47,7 +47,7 @@ class Rope:
 
 def rotation(
     rope: Rope, positions: Int[Array, "B T"], width: int
-) -> tuple[Float[Array, "B T W/2"], Float[Array, "B T W/2"]]:
+) -> tuple[Float[Array, "B T {width//2}"], Float[Array, "B T {width//2}"]]:
     """Cosine and sine of each position's angles, float32 whatever the model's dtype."""
     frequencies = jnp.asarray(rope.inverse_frequencies(width), jnp.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies
@@ -56,7 +56,7 @@ def rotation(
 
 def rotate(
     x: Float[Array, "B T *heads W"],
-    turn: tuple[Float[Array, "B T W/2"], Float[Array, "B T W/2"]],
+    turn: tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]],
 ) -> Float[Array, "B T *heads W"]:
     """Turns each pair (i, i + W/2) of the last axis by its position's angle."""
     heads = range(2, x.ndim - 1)
