@@ -1,0 +1,166 @@
+"""What the machine allows and where a round's time goes: bandwidth, target forward, the rest."""
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specjax import loop
+from specjax.bench.table import table
+from specjax.llm import LLM
+from specjax.sampling_params import SamplingParams
+
+ROUNDS = 16
+REPEATS = 7
+PROBE_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Milliseconds of one round, and of the target forward inside it."""
+
+    round: str
+    width: int
+    round_ms: float
+    forward_ms: float
+
+    @property
+    def overhead(self) -> float:
+        """The share of the round that is not the target forward."""
+        return max(1 - self.forward_ms / self.round_ms, 0.0)
+
+
+@dataclass(frozen=True)
+class MachineCosts:
+    """Read bandwidth of one thread, how much of it plain decoding uses, and rounds' costs."""
+
+    bandwidth_gb_s: float
+    weights_gb: float
+    plain_share: float
+    rounds: list[RoundCost]
+
+
+def measure(plain: LLM, speculative: LLM) -> MachineCosts:
+    """Times rounds that draft at full width on a periodic context, and plain steps."""
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.model.params))
+    bandwidths, costs = [], {}
+    kinds = [
+        ("plain, greedy", plain, 0.0),
+        ("speculative, greedy", speculative, 0.0),
+        ("speculative, sampled", speculative, 0.8),
+    ]
+    programs = {name: _Rounds(engine, temperature) for name, engine, temperature in kinds}
+    for program in programs.values():
+        program.time()
+    for _ in range(REPEATS):
+        bandwidths.append(read_bandwidth())
+        for name, program in programs.items():
+            costs.setdefault(name, []).append(program.time())
+    rounds = [
+        RoundCost(
+            name,
+            programs[name].width,
+            statistics.median(one[0] for one in timed),
+            statistics.median(one[1] for one in timed),
+        )
+        for name, timed in costs.items()
+    ]
+    bandwidth = statistics.median(bandwidths)
+    share = weights / (rounds[0].round_ms * 1e-3) / bandwidth
+    return MachineCosts(bandwidth / 1e9, weights / 1e9, share, rounds)
+
+
+def report(costs: MachineCosts) -> str:
+    """The table, as Markdown."""
+    rows = [
+        (
+            one.round,
+            one.width,
+            f"{one.round_ms:.2f}",
+            f"{one.forward_ms:.2f}",
+            f"{one.overhead:.1%}",
+        )
+        for one in costs.rounds
+    ]
+    head = (
+        f"one thread reads {costs.bandwidth_gb_s:.1f} GB/s; a plain step reads "
+        f"{costs.weights_gb:.3f} GB of weights at {costs.plain_share:.0%} of that"
+    )
+    columns = ["round", "width", "round ms", "forward ms", "all else"]
+    return f"{head}\n\n{table(columns, rows)}"
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that one thread reads from memory, the better of two ways of reading.
+
+    A vectorised maximum, and the C library's search for a byte that is not there.
+    """
+    # Not zeros: untouched memory is one page that never leaves the cache.
+    raw = bytearray(b"\x01") * PROBE_BYTES
+    values = np.frombuffer(raw, np.float32)
+    seconds = min(_seconds(lambda: np.max(values)), _seconds(lambda: raw.find(b"\xff")))
+    return PROBE_BYTES / seconds
+
+
+class _Rounds:
+    """A program of rounds that all begin from the same state, and one of forwards alone."""
+
+    def __init__(self, engine: LLM, temperature: float):
+        self.engine = engine
+        drafter = engine._programs.drafter
+        self.width = drafter.num_nodes
+        params = SamplingParams(temperature=temperature, max_tokens=64, seed=0)
+        rows = engine._rows([(None, [5, 6, 7, 8] * 16, params)])
+        self.request, state = engine._start(rows)
+        self.state = self._periodic(state)
+        programs, target = engine._programs, engine.model.target
+
+        def rounds(params, drafter_params, request, state):
+            def body(_, carry):
+                after = loop.step(
+                    target, params, drafter, drafter_params, programs.rule, request, carry
+                )
+                cache = after.cache.rollback(after.context.length - state.context.length)
+                return replace(after, context=state.context, finish=state.finish, cache=cache)
+
+            return lax.fori_loop(0, ROUNDS, body, state)
+
+        def forwards(params, state):
+            tokens = jnp.full((1, self.width), 5, jnp.int32)
+
+            def body(_, carry):
+                cache, kept = carry
+                out = target(params, tokens, None, cache)
+                return out.cache, kept + out.logits[:, :, 0]
+
+            return lax.fori_loop(0, ROUNDS, body, (state.cache, jnp.zeros((1, self.width))))
+
+        self._rounds = jax.jit(rounds)
+        self._forwards = jax.jit(forwards)
+
+    def time(self) -> tuple[float, float]:
+        """Milliseconds of a round, and of a forward of the same width."""
+        model = self.engine.model
+        drafter_params: Any = self.engine._drafter_params
+        whole = _seconds(
+            lambda: self._rounds(model.params, drafter_params, self.request, self.state)
+        )
+        forward = _seconds(lambda: self._forwards(model.params, self.state))
+        return whole / ROUNDS * 1e3, forward / ROUNDS * 1e3
+
+    def _periodic(self, state):
+        """The state with its last token replaced by the one that continues the period."""
+        context = state.context
+        tokens = context.tokens.at[0, context.length[0] - 1].set(5)
+        return replace(state, context=replace(context, tokens=tokens))
+
+
+def _seconds(work) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(work())
+    return time.perf_counter() - began

@@ -1,0 +1,85 @@
+"""``specjax bench``: load, measure, report."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm.auto import tqdm
+
+from specjax.bench import machine as machine_costs
+from specjax.bench.compare import compare, report, summarise
+from specjax.bench.prompts import read_prompts
+from specjax.compilation_cache import enable_compilation_cache
+from specjax.llm import LLM
+from specjax.sampling_params import SamplingParams
+from specjax.speculative_config import SpeculativeConfig
+
+
+def bench(
+    *,
+    model: str,
+    dtype: str,
+    max_model_len: int | None,
+    speculative_config: Mapping[str, Any],
+    prompts: str | None,
+    params: SamplingParams,
+    repeats: int,
+    output: Path | None,
+    machine: bool,
+) -> int:
+    """Measures, prints the table and the verdicts, and writes ``output``; returns 0.
+
+    Raises ValueError for what cannot be measured, before the model is loaded.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}: it must be at least 1")
+    wanted = read_prompts(prompts)
+    SpeculativeConfig.parse(speculative_config)
+    enable_compilation_cache()
+    plain = LLM(model, dtype=dtype, max_model_len=max_model_len)
+    speculative = LLM(
+        plain.model, speculative_config=speculative_config, max_model_len=max_model_len
+    )
+    steps = 2 * len(wanted) * (repeats + 1)
+    with tqdm(total=steps, desc="measuring", unit=" runs", delay=2, leave=False) as bar:
+        pairs = compare(
+            plain, speculative, wanted, params, repeats=repeats, on_step=lambda: bar.update()
+        )
+    summaries = summarise(pairs)
+    promised = params.temperature == 0 or speculative.speculative_config.rule == "coupled"
+    print(f"{model}, {plain.model.dtype}, {jax.devices()[0].device_kind}, batch 1, medians of")
+    print(f"{repeats} interleaved runs, {_describe(speculative.speculative_config)}\n")
+    print(report(summaries, promised))
+    costs = None
+    if machine:
+        costs = machine_costs.measure(plain, speculative)
+        print(f"\n{machine_costs.report(costs)}")
+    if output is not None:
+        _write(output, summaries, pairs, costs)
+        print(f"\nwrote {output}", file=sys.stderr)
+    return 0
+
+
+def _describe(config: SpeculativeConfig) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in config.options.items())
+    return f"{config.method}({options}), rule {config.rule or 'default'}"
+
+
+def _write(path, summaries, pairs, costs) -> None:
+    runs = [
+        {
+            "kind": pair.kind,
+            "identical": pair.identical,
+            "plain": [one.metrics.as_dict() for one in pair.plain],
+            "speculative": [one.metrics.as_dict() for one in pair.speculative],
+        }
+        for pair in pairs
+    ]
+    found = {"summaries": [dataclasses.asdict(one) for one in summaries], "runs": runs}
+    if costs is not None:
+        found["machine"] = dataclasses.asdict(costs)
+    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,301 @@
+"""The command line: ``specjax generate | demo | bench | certify | convert``.
+
+Faults of the user end in one line that names fault and remedy, and exit status 1. Nothing heavy is
+imported before the arguments are understood.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specjax import __version__
+
+MODEL = "smollm2-135m-instruct"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, OSError, ModuleNotFoundError) as fault:
+        if os.environ.get("SPECJAX_TRACEBACK"):
+            raise
+        print(f"specjax: {_sentence(fault)}", file=sys.stderr)
+        return 1
+
+
+def _sentence(fault: BaseException) -> str:
+    if isinstance(fault, OSError) and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}" if fault.filename else fault.strerror
+    return " ".join(str(fault).split())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specjax", description="Lossless speculative decoding in JAX and Flax."
+    )
+    parser.add_argument("--version", action="version", version=f"specjax {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_generate(commands)
+    _add_demo(commands)
+    _add_bench(commands)
+    _add_certify(commands)
+    _add_convert(commands)
+    return parser
+
+
+def _add_generate(commands) -> None:
+    command = commands.add_parser("generate", help="answer one prompt")
+    command.set_defaults(command=_generate)
+    command.add_argument("prompt", help="the prompt; - reads it from standard input")
+    _model_options(command)
+    _speculation_options(command)
+    _sampling_options(command, max_tokens=128)
+    command.add_argument("--n", type=int, default=1, help="samples of the prompt")
+    command.add_argument("--stop", action="append", default=[], help="end at this string")
+    command.add_argument("--raw", action="store_true", help="continue the prompt, no chat template")
+    command.add_argument("--stream", action="store_true", help="print the text as it comes")
+    command.add_argument("--json", action="store_true", help="print text, ids and metrics as JSON")
+
+
+def _add_demo(commands) -> None:
+    command = commands.add_parser("demo", help="three tasks, plain and speculative, compared")
+    command.set_defaults(command=_demo)
+    _model_options(command)
+    command.add_argument("--max-tokens", type=int, default=96)
+    command.add_argument("--seed", type=int, default=0)
+
+
+def _add_bench(commands) -> None:
+    command = commands.add_parser("bench", help="measure speculation against plain decoding")
+    command.set_defaults(command=_bench)
+    command.add_argument(
+        "--prompts", metavar="FILE.jsonl", help="a JSON line a prompt; default: the bundled twelve"
+    )
+    _model_options(command)
+    _speculation_options(command, method="ngram")
+    _sampling_options(command, max_tokens=128)
+    command.add_argument("--repeats", type=int, default=3, help="timed runs of each prompt")
+    command.add_argument("--json", metavar="OUT", help="also write the measures here")
+    command.add_argument(
+        "--machine", action="store_true", help="also measure bandwidth and what a round costs"
+    )
+
+
+def _add_certify(commands) -> None:
+    command = commands.add_parser("certify", help="compare speculative with plain output")
+    command.set_defaults(command=_certify)
+    command.add_argument(
+        "--identity",
+        action="store_true",
+        required=True,
+        help="greedy and coupled output is plain output, token for token",
+    )
+    _model_options(command, dtype="float32")
+    command.add_argument("--max-tokens", type=int, default=128)
+    command.add_argument("--num-prompts", type=int, default=12)
+    command.add_argument(
+        "--num-speculative-tokens", type=int, nargs="+", default=[1, 2, 5, 10], metavar="K"
+    )
+    command.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="ROWS")
+    command.add_argument("--method", nargs="+", default=["ngram"], metavar="METHOD")
+    command.add_argument("--exit-layer", type=int, help="for --method early_exit")
+    command.add_argument("--temperature", type=float, default=0.8, help="of the coupled half")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--json", metavar="OUT", help="also write the findings here")
+
+
+def _add_convert(commands) -> None:
+    command = commands.add_parser("convert", help="convert a checkpoint", add_help=False)
+    command.set_defaults(command=_convert)
+    command.add_argument("arguments", nargs=argparse.REMAINDER)
+
+
+def _model_options(command, dtype="auto") -> None:
+    command.add_argument(
+        "--model", default=MODEL, help=f"a name, folder or .gguf file (default: {MODEL})"
+    )
+    command.add_argument("--dtype", default=dtype, help="auto, float32, bfloat16 or float16")
+    command.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
+
+
+def _speculation_options(command, method=None) -> None:
+    command.add_argument("--method", default=method, help="ngram, draft_model, early_exit or none")
+    command.add_argument("--num-speculative-tokens", type=int, metavar="K")
+    command.add_argument("--prompt-lookup-min", type=int, metavar="N")
+    command.add_argument("--prompt-lookup-max", type=int, metavar="N")
+    command.add_argument("--draft-model", metavar="MODEL", help="for --method draft_model")
+    command.add_argument("--exit-layer", type=int, help="for --method early_exit")
+    command.add_argument("--rule", help="rejection, matching, coupled or greedy")
+
+
+def _sampling_options(command, max_tokens) -> None:
+    command.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument("--top-k", type=int, default=0)
+    command.add_argument("--min-p", type=float, default=0.0)
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--max-tokens", type=int, default=max_tokens)
+
+
+def _speculative_config(options) -> dict:
+    return {
+        "method": options.method,
+        "num_speculative_tokens": options.num_speculative_tokens,
+        "prompt_lookup_min": options.prompt_lookup_min,
+        "prompt_lookup_max": options.prompt_lookup_max,
+        "model": options.draft_model,
+        "exit_layer": options.exit_layer,
+        "rule": options.rule,
+    }
+
+
+def _sampling_params(options, **more):
+    from specjax.sampling_params import SamplingParams
+
+    return SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        **more,
+    )
+
+
+def _generate(options) -> int:
+    from specjax.compilation_cache import enable_compilation_cache
+    from specjax.llm import LLM
+    from specjax.speculative_config import SpeculativeConfig
+
+    params = _sampling_params(options, n=options.n, stop=tuple(options.stop))
+    config = _speculative_config(options)
+    SpeculativeConfig.parse(config)
+    enable_compilation_cache()
+    llm = LLM(
+        options.model,
+        speculative_config=config,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+    )
+    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _prompt(llm, text, options.raw)
+    if options.stream and not options.json:
+        return _print_stream(llm, prompt, params)
+    result = llm.generate([prompt], params, use_tqdm=sys.stderr.isatty())[0]
+    if options.json:
+        print(json.dumps(_as_json(text, result), indent=2))
+    else:
+        print("\n".join(output.text for output in result.outputs))
+    return 0
+
+
+def _prompt(llm, text: str, raw: bool):
+    if raw or llm.tokenizer.chat_template is None:
+        return text
+    if not text.strip():
+        raise ValueError("the prompt is empty: give some text, or - to read standard input")
+    return llm.tokenizer.apply_chat_template([{"role": "user", "content": text}])
+
+
+def _print_stream(llm, prompt, params) -> int:
+    for delta in llm.stream([prompt], params):
+        if params.n > 1 and delta.text:
+            print(f"[{delta.index}] {delta.text!r}", flush=True)
+        else:
+            print(delta.text, end="", flush=True)
+    print()
+    return 0
+
+
+def _as_json(prompt: str, result) -> dict:
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": result.prompt_token_ids,
+        "outputs": [
+            {
+                "index": output.index,
+                "text": output.text,
+                "token_ids": output.token_ids,
+                "finish_reason": output.finish_reason,
+                "stop_reason": output.stop_reason,
+                "metrics": output.metrics.as_dict(),
+            }
+            for output in result.outputs
+        ],
+    }
+
+
+def _demo(options) -> int:
+    from specjax.bench.demo import demo
+    from specjax.checkpoint import load
+    from specjax.compilation_cache import enable_compilation_cache
+
+    enable_compilation_cache()
+    model = load(options.model, dtype=options.dtype)
+    return 0 if demo(model, max_tokens=options.max_tokens, seed=options.seed) else 1
+
+
+def _bench(options) -> int:
+    from specjax.bench import run
+
+    return run.bench(
+        model=options.model,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        speculative_config=_speculative_config(options),
+        prompts=options.prompts,
+        params=_sampling_params(options),
+        repeats=options.repeats,
+        output=_writable(options.json),
+        machine=options.machine,
+    )
+
+
+def _certify(options) -> int:
+    from specjax.testing import identity
+
+    return identity.certify(
+        model=options.model,
+        dtype=options.dtype,
+        methods=options.method,
+        exit_layer=options.exit_layer,
+        windows=options.num_speculative_tokens,
+        batches=options.batch,
+        num_prompts=options.num_prompts,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        output=_writable(options.json),
+    )
+
+
+def _convert(options) -> int:
+    from ckpt_convert.__main__ import main as convert
+
+    return convert(options.arguments)
+
+
+def _writable(path: str | None) -> Path | None:
+    """A path to write to, refused before minutes of measuring rather than after."""
+    if path is None:
+        return None
+    target = Path(path)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise ValueError(f"cannot write {path}: its folder does not exist, or it is a folder")
+    return target
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
