@@ -1,0 +1,138 @@
+"""The exact law of one round of a rule in law form: every draft, every stop, every next token.
+
+A context is what has been emitted since the root. Contexts are numbered like the nodes of a
+complete V-ary tree, level by level: the root is 0, and token ``t`` after context ``c`` leads to
+``V c + t + 1``. An array [C, V] over the contexts of fewer than ``depth`` tokens holds a law of
+sequences of ``depth`` tokens.
+
+Letters beyond those of `specjax.types`: ``C`` contexts, ``X`` drafts enumerated.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax import tree
+from specjax.accept.law import Law
+from specjax.testing.joint import continuations
+from specjax.types import NO_PARENT, ROOT, Draft
+
+
+class RoundLaw(NamedTuple):
+    """What a round emits, continued with the target to the depth of its law, and accepts."""
+
+    joint: Float[Array, " sequences"]
+    mean_accepted: Float[Array, ""]
+
+
+def num_contexts(vocabulary: int, depth: int) -> int:
+    """Contexts of fewer than ``depth`` tokens."""
+    return sum(vocabulary**level for level in range(depth))
+
+
+def joint_law(log_p: Float[Array, "C V"]) -> Float[Array, " sequences"]:
+    """Probabilities of all sequences, the last token counting fastest."""
+    nothing_emitted = jnp.zeros((_num_nodes(log_p),), log_p.dtype).at[ROOT].set(1.0)
+    return _continue(nothing_emitted, log_p)
+
+
+def round_law(
+    law: Law, draft: Draft, log_weight: Float[Array, " X"], log_p: Float[Array, "C V"]
+) -> RoundLaw:
+    """Sums weight(draft) * stop(node | draft) * residual(token | draft, node).
+
+    ``draft`` holds all drafts [X, N] with their log-probabilities, ``log_p`` the target's law,
+    deep enough for the token after the deepest node. A lossless rule's ``joint`` is
+    `joint_law` of ``log_p``; everything keeps the dtype of ``log_p``.
+    """
+    vocabulary = log_p.shape[-1]
+
+    def of_draft(draft, log_weight):
+        context = _contexts(draft, vocabulary)
+        seen = log_p.at[context].get(mode="clip")
+        log_stop, aux = law.stop_law(draft, seen)
+        residual = jax.vmap(lambda node: law.residual(draft, seen, aux, node))
+        follows = jax.nn.softmax(residual(jnp.arange(context.shape[0])), axis=-1)
+        stop = jnp.exp(log_weight + log_stop)
+        mass = jnp.where(stop[:, None] > 0, stop[:, None] * follows, 0.0)
+        emitted = vocabulary * context[:, None] + jnp.arange(vocabulary) + 1
+        return emitted, mass, jnp.sum(stop * tree.depth(draft.parents))
+
+    emitted, mass, accepted = jax.vmap(of_draft)(draft, log_weight)
+    reached = jnp.zeros((_num_nodes(log_p),), log_p.dtype).at[emitted].add(mass, mode="drop")
+    return RoundLaw(_continue(reached, log_p), jnp.sum(accepted))
+
+
+def drawn_drafts(
+    log_q: Float[Array, "C V"], parents: Int[Array, " N"]
+) -> tuple[Draft, Float[Array, " X"]]:
+    """All drafts of one shape and their log-probabilities when drawn from the law ``log_q``.
+
+    Siblings are drawn without replacement in index order; those beyond the support of their law
+    are uniform over the tokens left, and so are the tokens of padding nodes.
+    """
+    vocabulary = log_q.shape[-1]
+    nodes = parents.shape[0]
+    tokens = jnp.pad(continuations(vocabulary, nodes - 1), ((0, 0), (1, 0)))
+
+    def of_tokens(tokens):
+        bare = Draft(tokens, parents)
+        laws = log_q.at[_contexts(bare, vocabulary)].get(mode="clip")
+        weights = jax.vmap(lambda node: _log_weight(bare, laws, node))(jnp.arange(1, nodes))
+        return Draft(tokens, parents, laws), jnp.sum(weights)
+
+    return jax.vmap(of_tokens)(tokens)
+
+
+def fixed_draft(
+    tokens: Int[Array, " N"], parents: Int[Array, " N"], dtype=jnp.float64
+) -> tuple[Draft, Float[Array, " X"]]:
+    """The one draft of a drafter that leaves nothing to chance, with probability 1."""
+    return Draft(tokens[None], parents[None]), jnp.zeros((1,), dtype)
+
+
+def _log_weight(draft: Draft, laws: Float[Array, "N V"], node) -> Float[Array, ""]:
+    """Log-probability of one node's token, given the nodes before it."""
+    parent, token = draft.parents[node], draft.tokens[node]
+    index = jnp.arange(draft.parents.shape[0])
+    taken = _tokens_of(draft, (draft.parents == parent) & (index < node), laws.shape[-1])
+    left = jnp.where(taken, 0.0, jnp.exp(laws[jnp.maximum(parent, ROOT)]))
+    left = jnp.where(jnp.any(left > 0), left, jnp.where(taken, 0.0, 1.0))
+    drawn = jnp.log(left[token]) - jnp.log(jnp.sum(left))
+    return jnp.where(parent == NO_PARENT, -jnp.log(1.0 * laws.shape[-1]), drawn)
+
+
+def _tokens_of(draft: Draft, chosen: Bool[Array, " N"], vocabulary: int) -> Bool[Array, " V"]:
+    return jnp.any(chosen[:, None] & (draft.tokens[:, None] == jnp.arange(vocabulary)), axis=0)
+
+
+def _contexts(draft: Draft, vocabulary: int) -> Int[Array, " N"]:
+    """The context at each node of one draft; at padding, that of a child of the root."""
+
+    def place(node, context):
+        parent = context[jnp.maximum(draft.parents[node], ROOT)]
+        return context.at[node].set(vocabulary * parent + draft.tokens[node] + 1)
+
+    nodes = draft.tokens.shape[0]
+    return lax.fori_loop(1, nodes, place, jnp.zeros((nodes,), draft.tokens.dtype))
+
+
+def _num_nodes(log_p) -> int:
+    """Contexts and the whole sequences beyond them."""
+    contexts, vocabulary = log_p.shape
+    return vocabulary * contexts + 1
+
+
+def _continue(reached: Float[Array, " nodes"], log_p: Float[Array, "C V"]) -> Float[Array, " _"]:
+    """Lets what has been emitted go on by the target's law until every sequence is whole."""
+    contexts, vocabulary = log_p.shape
+    first, size = 0, 1
+    while first < contexts:
+        here = slice(first, first + size)
+        flow = reached[here, None] * jnp.exp(log_p[here])
+        first, size = vocabulary * first + 1, vocabulary * size
+        reached = reached.at[first : first + size].add(flow.reshape(-1))
+    return reached[first:]
