@@ -28,6 +28,8 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_compilation_cache_dir", str(CHECKOUT / ".cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+# A bound makes JAX lock the folder: a worker would otherwise read a program half written.
+jax.config.update("jax_compilation_cache_max_size", 4 << 30)
 
 install_import_hook("specjax", "runtime_types.checked")
 
