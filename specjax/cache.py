@@ -1,8 +1,8 @@
 """The static-shape KV cache, rolled back by masking.
 
 Layout ``[Y, B, K, S, W]``, stacked over layers and carried: the one form that XLA copies nowhere
-on TPU, GPU or CPU when it is donated and written by per-row ``dynamic_update_slice``. The block
-being verified lies at slots ``length .. length + T - 1``; it becomes history by a commit, and is
+on TPU, GPU or CPU when it is donated and written in place at each row's own slot. The block being
+verified lies at slots ``length .. length + T - 1``; it becomes history by a commit, and is
 otherwise overwritten before anything could see it.
 """
 
@@ -91,38 +91,55 @@ class KVCache:
         return replace(self, length=jnp.maximum(self.length - count, 0))
 
 
-# Of a cache [Y, B, K, S, W] and a block [B, K, T, W]: rows and heads are batch, an index is a
-# (layer, slot). Heads are no part of the window, or TPUs lay the cache out anew for one token.
-_ROWS_AND_HEADS = lax.ScatterDimensionNumbers(
-    update_window_dims=(2, 3),
-    inserted_window_dims=(0,),
-    scatter_dims_to_operand_dims=(0, 3),
-    operand_batching_dims=(1, 2),
-    scatter_indices_batching_dims=(0, 1),
-)
-
-
 def _write_layer(stacked, layer, block, start):
     """Puts a block [B, K, T, W] at each row's ``start``, in one layer of [Y, B, K, S, W].
 
-    Straight into the whole array: a layer that is taken out, written and put back is read and
-    written whole, which doubles a round's time on TPU. Two forms, as the layer loop has two: row
-    by row for a layer known while tracing, one scatter for a traced one. In its own layer loop
-    each leaves the cache uncopied.
+    In each form XLA leaves the cache uncopied where that form is taken, and not elsewhere.
     """
     block = block.astype(stacked.dtype)
     if isinstance(layer, int):
-        for row in range(block.shape[0]):
-            place = (layer, row, 0, start[row], 0)
-            stacked = lax.dynamic_update_slice(stacked, block[row][None, None], place)
-        return stacked
+        return _write_rows(stacked, layer, block, start)
+    return lax.platform_dependent(
+        stacked, layer, block, start, cpu=_write_taken_out, default=_write_scattered
+    )
+
+
+def _write_rows(stacked, layer, block, start):
+    """Row by row: for a layer known while tracing, in an unrolled layer loop."""
+    for row in range(block.shape[0]):
+        place = (layer, row, 0, start[row], 0)
+        stacked = lax.dynamic_update_slice(stacked, block[row][None, None], place)
+    return stacked
+
+
+def _write_taken_out(stacked, layer, block, start):
+    """Takes the layer out and puts it back: a CPU widens a 16-bit cache whole to scatter into."""
+    rows = lax.dynamic_index_in_dim(stacked, layer, 0, keepdims=False)
+    rows = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (0, at, 0)))(
+        rows, block, start
+    )
+    return lax.dynamic_update_index_in_dim(stacked, rows, layer, 0)
+
+
+def _write_scattered(stacked, layer, block, start):
+    """Straight into the whole array: a layer taken out would be read and written whole.
+
+    That doubles the time of a round on TPU. Heads are batch axes and no part of the window: with
+    them inside, TPUs lay the cache out anew to write a single token.
+    """
     start = jnp.broadcast_to(start[:, None], block.shape[:2])
     index = jnp.stack([jnp.broadcast_to(layer, start.shape), start], axis=-1)
     return lax.scatter(
         stacked,
         index,
         block,
-        _ROWS_AND_HEADS,
+        lax.ScatterDimensionNumbers(
+            update_window_dims=(2, 3),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0, 3),
+            operand_batching_dims=(1, 2),
+            scatter_indices_batching_dims=(0, 1),
+        ),
         indices_are_sorted=True,
         unique_indices=True,
         mode=lax.GatherScatterMode.CLIP,

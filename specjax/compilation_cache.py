@@ -13,9 +13,10 @@ def enable_compilation_cache() -> None:
     """
     from ckpt_convert.fetch import cache_dir
 
-    if not jax.config.values["jax_compilation_cache_dir"]:
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    if jax.config.values["jax_compilation_cache_dir"]:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "programs"))
     # A bound makes JAX lock the folder: two processes would otherwise read half-written programs.
     jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)

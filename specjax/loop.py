@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from specjax import tree
 from specjax.choose import chooser
 from specjax.noise import Noise
-from specjax.prefill import prefill
+from specjax.prefill import Prefilled, prefill
 from specjax.sampling import first_argmax, log_probs
 from specjax.types import (
     LENGTH,
@@ -61,19 +61,40 @@ def start(
     ``prompt_of_row`` lets several rows go on from one prompt's prefill; None is a row a prompt.
     """
     slots = slots_needed(tokens.shape[1], drafter.num_nodes, chunk)
-    length = request.prompt_length
-    if prompt_of_row is None:
-        prompt = Context(tokens, length)
-    else:
-        longest = jnp.zeros(tokens.shape[:1], jnp.int32).at[prompt_of_row].max(length)
-        prompt = Context(tokens, longest)
+    prompt = prompts_of(tokens, request, prompt_of_row)
     empty = target.init_cache(tokens.shape[0], slots)
-    cache, logits, features = prefill(target, params, prompt, empty, chunk=chunk, taps=drafter.taps)
+    prefilled = prefill(target, params, prompt, empty, chunk=chunk, taps=drafter.taps)
+    return begin(drafter, drafter_params, rule, request, tokens, prefilled, slots, prompt_of_row)
+
+
+def prompts_of(
+    tokens: Int[Array, "P L"], request: Request, prompt_of_row: Int[Array, " B"] | None
+) -> Context:
+    """The prompts to prefill, each as long as its longest row says; rows that idle say 1."""
+    if prompt_of_row is None:
+        return Context(tokens, request.prompt_length)
+    length = jnp.zeros(tokens.shape[:1], jnp.int32)
+    return Context(tokens, length.at[prompt_of_row].max(request.prompt_length))
+
+
+def begin(
+    drafter: Drafter,
+    drafter_params: Any,
+    rule: Rule,
+    request: Request,
+    tokens: Int[Array, "P L"],
+    prefilled: Prefilled,
+    slots: int,
+    prompt_of_row: Int[Array, " B"] | None = None,
+) -> SpecState:
+    """Draws the first token of each row after its prompt, and readies the drafter."""
+    cache, logits, features = prefilled
     if prompt_of_row is not None:
         tokens, logits = tokens[prompt_of_row], logits[prompt_of_row]
-        cache = jax.tree.map(lambda x: _take_rows(x, prompt_of_row), cache)
+        cache = cache.take(prompt_of_row)
         features = None if features is None else features[prompt_of_row]
-    state = _first_token(rule, request, Context(tokens, length), cache, logits, drafter)
+    prompt = Context(tokens, request.prompt_length)
+    state = _first_token(rule, request, prompt, cache, logits, drafter)
     draft_state = drafter.init(drafter_params, state.context, features, slots)
     return replace(state, draft_state=draft_state)
 
@@ -301,8 +322,3 @@ def _first_token(rule, request, prompt: Context, cache, logits, drafter) -> Spec
 
 def _rows(flag, like):
     return flag.reshape(flag.shape + (1,) * (like.ndim - 1))
-
-
-def _take_rows(x, rows):
-    """Rows of a cache leaf, whose batch axis is the first for vectors and the second for KV."""
-    return x[rows] if x.ndim == 1 else jnp.take(x, rows, axis=1)

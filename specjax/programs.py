@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int
 
 from specjax import loop
+from specjax.prefill import Prefilled, prefill
 from specjax.sharding import check_mesh, parameter_formats, replicated, row_shardings
 from specjax.types import STOPPED, Drafter, Request, Rule, SpecState, Target, Trace
 
@@ -51,9 +52,17 @@ class Programs:
         tokens: Int[Array, "P L"],
         prompt_of_row: Int[Array, " B"] | None = None,
     ) -> SpecState:
-        """`specjax.loop.start` as one program."""
-        args = (params, drafter_params, request, tokens, prompt_of_row)
-        return _start(self, self._shardings(args), self._start_shardings(args))(*args)
+        """`specjax.loop.start` as two programs: the prefill, which all drafters and rules share,
+        and the first token.
+        """
+        slots = loop.slots_needed(tokens.shape[1], self.drafter.num_nodes, self.chunk)
+        prompt = loop.prompts_of(tokens, request, prompt_of_row)
+        forward = _Prefill(self.target, self.chunk, slots, self.drafter.taps)
+        prefilled = _call(forward, self.mesh, (), params, prompt)
+        begin = _Begin(self.drafter, self.rule, slots)
+        donate = (3,) if prompt_of_row is None else ()
+        rows = (request, tokens, prefilled, prompt_of_row)
+        return _call(begin, self.mesh, donate, drafter_params, *rows)
 
     def advance(
         self,
@@ -110,28 +119,11 @@ class Programs:
             return None
         params, drafter_params, *rest = args
         placed = (
-            self._own_shardings(params),
-            self._own_shardings(drafter_params),
+            _own_shardings(self.mesh, params),
+            _own_shardings(self.mesh, drafter_params),
             *(row_shardings(self.mesh, part) for part in rest),
         )
         return _Frozen(placed)
-
-    def _own_shardings(self, params):
-        """Where parameters lie; those inside a caller's jit where its compiler puts them."""
-
-        def own(leaf):
-            if isinstance(leaf, Tracer):
-                return None
-            if _lies_on(self.mesh, leaf):
-                return leaf.sharding
-            raise ValueError("parameters lie outside the mesh: place them with Programs.place")
-
-        return jax.tree.map(own, params)
-
-    def _start_shardings(self, args):
-        if self.mesh is None:
-            return None
-        return _started(self, _Frozen(jax.tree.map(jax.typeof, args)))
 
 
 def check_compatible(drafter: Drafter, rule: Rule) -> None:
@@ -172,26 +164,77 @@ def _lies_on(mesh, leaf):
     return placed is not None and placed.device_set == set(mesh.devices.flat)
 
 
+def _own_shardings(mesh, params):
+    """Where parameters lie; inside a caller's jit that is its compiler's to decide."""
+
+    def own(leaf):
+        if isinstance(leaf, Tracer):
+            return None
+        if _lies_on(mesh, leaf):
+            return leaf.sharding
+        raise ValueError("parameters lie outside the mesh: place them with Programs.place")
+
+    return jax.tree.map(own, params)
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    """The forward of the prompts: what it is made of, hashable."""
+
+    target: Target
+    chunk: int
+    slots: int
+    taps: tuple[int, ...]
+
+    def __call__(self, params, prompt) -> Prefilled:
+        rows, buffer = prompt.tokens.shape
+        log.info("compiling prefill: %d rows, %d tokens", rows, buffer)
+        cache = self.target.init_cache(rows, self.slots)
+        return prefill(self.target, params, prompt, cache, chunk=self.chunk, taps=self.taps)
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """The first token after the prompts: what it is made of, hashable."""
+
+    drafter: Drafter
+    rule: Rule
+    slots: int
+
+    def __call__(self, drafter_params, request, tokens, prefilled, prompt_of_row) -> SpecState:
+        _announce("first token", self, request, tokens.shape[1])
+        return loop.begin(
+            self.drafter,
+            drafter_params,
+            self.rule,
+            request,
+            tokens,
+            prefilled,
+            self.slots,
+            prompt_of_row,
+        )
+
+
+def _call(program, mesh, donate, params, *rows):
+    """Calls a program that makes rows from parameters and rows, compiled once a shape."""
+    if mesh is None:
+        return _jit(program, donate, None, None)(params, *rows)
+    placed = _Frozen((_own_shardings(mesh, params), *(row_shardings(mesh, part) for part in rows)))
+    shapes = _Frozen(jax.tree.map(jax.typeof, (params, *rows)))
+    return _jit(program, donate, placed, _outcome(program, mesh, shapes))(params, *rows)
+
+
 @functools.lru_cache(maxsize=256)
-def _started(programs, args):
-    """Shardings of the state that `start` gives for arguments of these shapes."""
-    state = jax.eval_shape(functools.partial(_start_program, programs), *args.tree)
-    return _Frozen(row_shardings(programs.mesh, state))
+def _outcome(program, mesh, shapes):
+    """Shardings of what a program gives for arguments of these shapes."""
+    return _Frozen(row_shardings(mesh, jax.eval_shape(program, *shapes.tree)))
 
 
-def _start_program(programs, params, drafter_params, request, tokens, prompt_of_row):
-    _announce("prefill", programs, request, tokens.shape[1])
-    return loop.start(
-        programs.target,
-        params,
-        programs.drafter,
-        drafter_params,
-        programs.rule,
-        request,
-        tokens,
-        chunk=programs.chunk,
-        prompt_of_row=prompt_of_row,
-    )
+@functools.lru_cache(maxsize=256)
+def _jit(program, donate, placed, out):
+    if placed is None:
+        return jax.jit(program, donate_argnums=donate)
+    return jax.jit(program, in_shardings=placed.tree, out_shardings=out.tree, donate_argnums=donate)
 
 
 def _advance_program(programs, params, drafter_params, request, state, rounds, halt):
@@ -220,14 +263,6 @@ def _announce(stage, programs, request, buffer):
         type(programs.drafter).__name__,
         type(programs.rule).__name__,
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _start(programs, shardings, out):
-    program = functools.partial(_start_program, programs)
-    if shardings is None:
-        return jax.jit(program)
-    return jax.jit(program, in_shardings=shardings.tree, out_shardings=out.tree)
 
 
 @functools.lru_cache(maxsize=256)

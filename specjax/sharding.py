@@ -9,8 +9,10 @@ import warnings
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+MESH_AXES = ("data", "model")
 MESH_AXIS = {"rows": "data", "vocab": "model", "kv_heads": "model", "mlp": "model"}
 
 
@@ -21,11 +23,26 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
         raise ValueError(f"a {data}x{model} mesh needs {data * model} devices, {available} found")
     devices = jax.devices()[: data * model]
     types = (AxisType.Auto, AxisType.Auto)
-    return jax.make_mesh((data, model), ("data", "model"), axis_types=types, devices=devices)
+    return jax.make_mesh((data, model), MESH_AXES, axis_types=types, devices=devices)
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Refuses a mesh over which nothing would be split, or not as this package does it."""
+    unknown = [name for name in mesh.axis_names if name not in MESH_AXES and mesh.shape[name] > 1]
+    if unknown:
+        raise ValueError(
+            f"the mesh has an axis {unknown[0]!r}: rows are split over 'data', heads and "
+            "vocabulary over 'model'; make it with specjax.sharding.make_mesh(data, model)"
+        )
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            "the mesh's axes are not of type Auto, jax.make_mesh's default: make it with "
+            "specjax.sharding.make_mesh(data, model)"
+        )
 
 
 def sharding(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
-    """Where an array with these logical axes lives.
+    """Where an array with these logical axes lives; axes that are not named are not split.
 
     An axis that its mesh axis does not divide is replicated; for KV heads, whose replicas cost
     memory on every device, with a warning.
@@ -47,11 +64,44 @@ def sharding(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...]) -> Named
     return NamedSharding(mesh, PartitionSpec(*parts))
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def parameter_shardings(mesh: Mesh, axes: Any, params: Any) -> Any:
     """Shardings of a parameter tree from the logical axes of its leaves."""
     return jax.tree.map(
         lambda names, leaf: sharding(mesh, names, leaf.shape), axes, params, is_leaf=_is_axes
     )
+
+
+def parameter_formats(mesh: Mesh, axes: Any, params: Any) -> Any:
+    """Shardings of a parameter tree, on TPU with the layout in memory that its matrix unit reads.
+
+    Programs take the layout of the parameters they are given; from another one they would make a
+    copy of their own at every call.
+    """
+    if mesh.devices.flat[0].platform != "tpu":
+        return parameter_shardings(mesh, axes, params)
+    return jax.tree.map(
+        lambda names, leaf: Format(tpu_layout(names), sharding(mesh, names, leaf.shape)),
+        axes,
+        params,
+        is_leaf=_is_axes,
+    )
+
+
+def tpu_layout(axes: tuple[str, ...]) -> Layout | None:
+    """Order in memory of an array with these logical axes, None for whatever XLA takes.
+
+    A TPU tiles the last two axes, which should be long: the contracted one and the last. Fused
+    projections, which stand between these, come before both.
+    """
+    if "embed" not in axes[:-2]:
+        return None
+    order = sorted(range(len(axes) - 1), key=lambda place: axes[place] == "embed")
+    return Layout((*order, len(axes) - 1))
 
 
 def row_shardings(mesh: Mesh, tree: Any) -> Any:
@@ -63,12 +113,7 @@ def row_shardings(mesh: Mesh, tree: Any) -> Any:
     def place(node):
         if not hasattr(node, "axes"):
             return sharding(mesh, ("rows",), node.shape)
-        return jax.tree.map(
-            lambda names, leaf: sharding(mesh, names, leaf.shape),
-            node.axes(),
-            node,
-            is_leaf=_is_axes,
-        )
+        return parameter_shardings(mesh, node.axes(), node)
 
     return jax.tree.map(place, tree, is_leaf=lambda node: hasattr(node, "axes"))
 

@@ -25,7 +25,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 # JAX read its environment when a plugin imported it, perhaps before the line above.
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_compilation_cache_dir", str(CHECKOUT / ".cache" / "jax"))
+jax.config.update("jax_compilation_cache_dir", str(CHECKOUT / ".cache" / "programs"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 # A bound makes JAX lock the folder: a worker would otherwise read a program half written.

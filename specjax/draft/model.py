@@ -73,9 +73,9 @@ class ModelDrafter:
         """Forwards the prompt but its last token; ``prompt`` ends with the first token drawn."""
         cache = self.model.init_cache(prompt.tokens.shape[0], slots)
         cached = Context(prompt.tokens, jnp.maximum(prompt.length - 2, 0))
-        return ModelState(
-            prefill(self.model, params, cached, cache, chunk=self.prefill_chunk).cache
-        )
+        # A chunk wider than the slack would be clamped, and destroy committed slots in silence.
+        chunk = min(self.prefill_chunk, slots - prompt.tokens.shape[1])
+        return ModelState(prefill(self.model, params, cached, cache, chunk=chunk).cache)
 
     def draft(
         self, params, state: ModelState, context: Context, choose
@@ -137,7 +137,7 @@ def _stack_laws(
     return jnp.concatenate([first, jnp.moveaxis(later[:, :, 0], 0, 1), leaf], axis=1)
 
 
-def build(host: Host, *, model: str, num_speculative_tokens: int = 5) -> Built:
+def build(host: Host, *, model: Any, num_speculative_tokens: int = 5) -> Built:
     """A second checkpoint as the drafter; its tokenizer must be the target's."""
     loaded = host.load(model)
     drafter = ModelDrafter(

@@ -1,9 +1,10 @@
 """Grouped-query attention of a block of queries over the cache's slots."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
+
+HIDDEN = -1e30
 
 
 def attend(
@@ -17,7 +18,9 @@ def attend(
     scores = jnp.einsum(
         "btkgw,bksw->bktgs", q, k, precision=precision, preferred_element_type=jnp.float32
     )
-    scores = scores * q.shape[-1] ** -0.5
-    weights = jax.nn.softmax(jnp.where(seen[:, None, :, None, :], scores, -1e30), axis=-1)
+    scores = jnp.where(seen[:, None, :, None, :], scores * q.shape[-1] ** -0.5, HIDDEN)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     mixed = jnp.einsum("bktgs,bksw->bktgw", weights.astype(v.dtype), v, precision=precision)
-    return mixed.transpose(0, 2, 1, 3, 4)
+    # Normalised after mixing: W numbers a query to divide instead of S.
+    mixed = mixed / jnp.sum(weights, axis=-1, keepdims=True)
+    return mixed.astype(q.dtype).transpose(0, 2, 1, 3, 4)
