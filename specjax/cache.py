@@ -86,6 +86,11 @@ class KVCache:
 
         return lax.scan(move, self, jnp.arange(self.k.shape[0]))[0]
 
+    def take(self, rows: Int[Array, " R"]) -> Self:
+        """The cache of other rows: row ``i`` goes on from what row ``rows[i]`` holds."""
+        k, v = (jnp.take(part, rows, axis=1) for part in (self.k, self.v))
+        return replace(self, k=k, v=v, length=self.length[rows])
+
     def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
         """Drops the last ``count`` tokens of each row, at most all of them."""
         return replace(self, length=jnp.maximum(self.length - count, 0))

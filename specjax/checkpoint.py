@@ -50,8 +50,10 @@ def load(model: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None) ->
     """
     from ckpt_convert import fetch, store
 
-    folder = fetch.resolve(model)
+    if not isinstance(model, str | Path):
+        raise ValueError(f"the model is {model!r}: give a name, a path or a loaded Model")
     dtype = resolve_dtype(dtype)
+    folder = fetch.resolve(model)
     config = store.load_config(folder)
     target = DecoderTarget(config, dtype=dtype, stacked=True)
     shardings = None

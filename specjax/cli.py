@@ -14,17 +14,24 @@ from pathlib import Path
 from specjax import __version__
 
 MODEL = "smollm2-135m-instruct"
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["convert"]:  # argparse hands no options on to another parser
+        return _convert(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
-        return options.command(options)
+        status = options.command(options)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not at the exit
+        return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
+        # What is still buffered must not fail once more when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError, ModuleNotFoundError) as fault:
@@ -90,6 +97,9 @@ def _add_bench(commands) -> None:
     command.add_argument(
         "--machine", action="store_true", help="also measure bandwidth and what a round costs"
     )
+    command.add_argument(
+        "--peer", metavar="transformers", help="also measure Transformers on the same prompts"
+    )
 
 
 def _add_certify(commands) -> None:
@@ -116,9 +126,7 @@ def _add_certify(commands) -> None:
 
 
 def _add_convert(commands) -> None:
-    command = commands.add_parser("convert", help="convert a checkpoint", add_help=False)
-    command.set_defaults(command=_convert)
-    command.add_argument("arguments", nargs=argparse.REMAINDER)
+    commands.add_parser("convert", help="convert a checkpoint; see specjax convert --help")
 
 
 def _model_options(command, dtype="auto") -> None:
@@ -179,6 +187,8 @@ def _generate(options) -> int:
     from specjax.llm import LLM
     from specjax.speculative_config import SpeculativeConfig
 
+    if options.stream and options.json:
+        raise ValueError("--stream prints text as it comes and --json one object: choose one")
     params = _sampling_params(options, n=options.n, stop=tuple(options.stop))
     config = _speculative_config(options)
     SpeculativeConfig.parse(config)
@@ -191,13 +201,21 @@ def _generate(options) -> int:
     )
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     prompt = _prompt(llm, text, options.raw)
-    if options.stream and not options.json:
+    if options.stream:
         return _print_stream(llm, prompt, params)
     result = llm.generate([prompt], params, use_tqdm=sys.stderr.isatty())[0]
     if options.json:
         print(json.dumps(_as_json(text, result), indent=2))
     else:
         print("\n".join(output.text for output in result.outputs))
+    return _status(result.outputs)
+
+
+def _status(outputs) -> int:
+    """Of an interrupted command, where an output is not whole."""
+    if any(output.finish_reason == "abort" for output in outputs):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
@@ -244,7 +262,13 @@ def _demo(options) -> int:
 
     enable_compilation_cache()
     model = load(options.model, dtype=options.dtype)
-    return 0 if demo(model, max_tokens=options.max_tokens, seed=options.seed) else 1
+    same = demo(
+        model,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        max_model_len=options.max_model_len,
+    )
+    return 0 if same else 1
 
 
 def _bench(options) -> int:
@@ -260,6 +284,7 @@ def _bench(options) -> int:
         repeats=options.repeats,
         output=_writable(options.json),
         machine=options.machine,
+        peer=options.peer,
     )
 
 
@@ -278,23 +303,23 @@ def _certify(options) -> int:
         temperature=options.temperature,
         seed=options.seed,
         output=_writable(options.json),
+        max_model_len=options.max_model_len,
     )
 
 
-def _convert(options) -> int:
+def _convert(arguments: list[str]) -> int:
     from ckpt_convert.__main__ import main as convert
 
-    return convert(options.arguments)
+    return convert(arguments)
 
 
 def _writable(path: str | None) -> Path | None:
     """A path to write to, refused before minutes of measuring rather than after."""
     if path is None:
         return None
-    target = Path(path)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise ValueError(f"cannot write {path}: its folder does not exist, or it is a folder")
-    return target
+    from specjax.bench.findings import writable
+
+    return writable(path)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Key
 
 from specjax.checkpoint import Model, load
 from specjax.draft import Host
@@ -20,13 +21,16 @@ from specjax.generate import next_power_of_two
 from specjax.metrics import Counts, Metrics
 from specjax.programs import Programs
 from specjax.sampling import GREEDY_BELOW, Sampling
-from specjax.sampling_params import SamplingParams
+from specjax.sampling_params import SamplingParams, require_integer
 from specjax.speculative_config import SpeculativeConfig
 from specjax.text import Detokenizer
 from specjax.types import FINISH_REASONS, RUNNING, STOPPED, Request, Stats, Trace
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompt = str | Sequence[int] | np.ndarray | Array | Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 SMALLEST_BUFFER = 128
+# Rows of end ids are this wide at least, so that a few stop ids don't compile another program.
+SMALLEST_ENDS = 8
 QUIET_SECONDS = 2.0
 
 
@@ -100,7 +104,7 @@ class LLM:
             plainly.
         dtype: "auto", "float32", "bfloat16" or "float16".
         max_model_len: most tokens of prompt and output together; None is the model's own limit.
-        max_num_seqs: rows decoded together; longer lists of prompts are served in groups.
+        max_num_seqs: rows decoded together; longer lists are served in groups.
         mesh: devices to shard over (`specjax.sharding.make_mesh`).
         seed: the engine's seed, for requests that name none.
         rounds_per_chunk: rounds between two looks of the host; results don't depend on it.
@@ -113,7 +117,7 @@ class LLM:
         self,
         model: str | Path | Model = "smollm2-135m-instruct",
         *,
-        speculative_config: Mapping[str, Any] | None = None,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
@@ -121,24 +125,25 @@ class LLM:
         seed: int = 0,
         rounds_per_chunk: int = 16,
     ):
-        speculation = SpeculativeConfig.parse(speculative_config)
-        if max_num_seqs < 1 or rounds_per_chunk < 1:
-            raise ValueError("max_num_seqs and rounds_per_chunk must be at least 1")
+        speculation = _parsed(speculative_config)
+        require_integer("max_num_seqs", max_num_seqs, at_least=1)
+        require_integer("rounds_per_chunk", rounds_per_chunk, at_least=1)
+        if max_model_len is not None:
+            require_integer("max_model_len", max_model_len)
+        self._key = seed_key(seed)
         self.model = model if isinstance(model, Model) else load(model, dtype=dtype, mesh=mesh)
         self.tokenizer = self.model.tokenizer
         self.max_model_len = self._model_len(max_model_len)
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
         self._mesh, self._dtype = mesh, dtype
-        self._key = jax.random.key(seed)
         self._requests = 0
         self.speculative_config = speculation
         self.set_speculation(speculation)
 
     def set_speculation(self, speculative_config: Mapping[str, Any] | SpeculativeConfig | None):
         """Changes the drafter and the rule; the model stays loaded. None decodes plainly."""
-        if not isinstance(speculative_config, SpeculativeConfig):
-            speculative_config = SpeculativeConfig.parse(speculative_config)
+        speculative_config = _parsed(speculative_config)
         chunk = 64 if jax.default_backend() == "cpu" else 256
         host = Host(
             target=self.model.target,
@@ -154,8 +159,7 @@ class LLM:
                 f"num_speculative_tokens is {built.drafter.num_nodes - 1}, more than the "
                 f"{self.max_model_len} tokens of max_model_len can hold: choose fewer"
             )
-        self._drafter_params = built.params
-        self._programs = Programs(
+        programs = Programs(
             target=self.model.target,
             drafter=built.drafter,
             rule=rule,
@@ -163,6 +167,8 @@ class LLM:
             record=self.rounds_per_chunk,
             mesh=self._mesh,
         )
+        # All together and last: a configuration that is refused leaves the engine as it was.
+        self._programs, self._drafter_params = programs, built.params
         self.speculative_config = speculative_config
 
     def generate(
@@ -182,6 +188,9 @@ class LLM:
         with _progress(len(rows), use_tqdm) as advance, contextlib.suppress(KeyboardInterrupt):
             for _ in self._serve(rows, advance):
                 pass
+        for row in rows:  # those whose group an interrupt kept from its turn
+            if row.output is None:
+                self._finish(row, "abort", None, 0.0)
         return _collect(requests, rows)
 
     def chat(
@@ -214,9 +223,13 @@ class LLM:
     def warmup(self, *, rows: int = 1, max_tokens: int | None = None) -> None:
         """Compiles the programs for ``rows`` rows of up to ``max_tokens`` tokens with the prompt.
 
-        None is the smallest buffer. Later calls of that size start without compiling.
+        None is the smallest buffer. Later calls of that size start without compiling, but for
+        several samples of one prompt, whose shared prefill is a program of its own.
         """
-        wanted = min(max_tokens or SMALLEST_BUFFER, self.max_model_len)
+        require_integer("rows", rows, at_least=1)
+        wanted = SMALLEST_BUFFER if max_tokens is None else max_tokens
+        require_integer("max_tokens", wanted, at_least=2)
+        wanted = min(wanted, self.max_model_len)
         params = SamplingParams(max_tokens=wanted - 1, temperature=0.0)
         batch = [
             _Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
@@ -228,26 +241,25 @@ class LLM:
     # Requests.
 
     def _requests_of(self, prompts, sampling_params) -> list[tuple[str | None, list[int], Any]]:
-        prompts = [prompts] if _is_single(prompts) else list(prompts)
+        prompts = _listed(prompts)
         if not prompts:
             raise ValueError("no prompt given: the list of prompts is empty")
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
-        if len(sampling_params) != len(prompts):
-            raise ValueError(f"{len(sampling_params)} SamplingParams for {len(prompts)} prompts")
+        every = _params_of_each(sampling_params, len(prompts))
         requests = []
-        for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
-            text, ids = self._tokenize(prompt)
+        for number, (prompt, params) in enumerate(zip(prompts, every, strict=True)):
+            text, ids = self._tokenize(number, prompt)
             self._check(number, ids, params)
             requests.append((text, ids, params))
         return requests
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            prompt = prompt.get("prompt_token_ids") or prompt.get("prompt") or ""
+            prompt = _prompt_of_mapping(number, prompt)
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        return None, [int(token) for token in prompt]
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+            raise ValueError(f"prompt {number} is {prompt!r}: give text, or a list of token ids")
+        return None, [_token_id(number, token) for token in prompt]
 
     def _check(self, number: int, ids: list[int], params: SamplingParams) -> None:
         if not ids:
@@ -257,12 +269,13 @@ class LLM:
                 f"prompt {number} has {len(ids)} tokens and max_model_len is "
                 f"{self.max_model_len}: at most {self.max_model_len - 1} leave room for an answer"
             )
-        wrong = [token for token in ids if not 0 <= token < self.model.vocab_size]
-        if wrong:
-            raise ValueError(
-                f"prompt {number} has the token id {wrong[0]}; the vocabulary has "
-                f"{self.model.vocab_size}"
-            )
+        for name, given in (("token", ids), ("stop token", params.stop_token_ids)):
+            wrong = [token for token in given if not 0 <= token < self.model.vocab_size]
+            if wrong:
+                raise ValueError(
+                    f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
+                    f"{self.model.vocab_size}, 0 to {self.model.vocab_size - 1}"
+                )
         if self._programs.rule.greedy_only and params.temperature >= GREEDY_BELOW:
             raise ValueError(
                 f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
@@ -270,6 +283,11 @@ class LLM:
             )
 
     def _chat_prompts(self, messages) -> list[list[int]]:
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ValueError(
+                "a conversation is a list of {'role': ..., 'content': ...}, not "
+                f"{type(messages).__name__}"
+            )
         if not messages:
             raise ValueError("no message given: the conversation is empty")
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
@@ -279,16 +297,16 @@ class LLM:
         rows = []
         for number, (_, ids, params) in enumerate(requests):
             key = self._request_key(params)
-            for index in range(params.n):
-                sample = jax.random.fold_in(key, index)
+            for sample in range(params.n):
+                sample_key = jax.random.fold_in(key, sample)
                 detokenizer = self._detokenizer(params)
-                rows.append(_Row(number, index, ids, params, sample, detokenizer))
+                rows.append(_Row(number, sample, ids, params, sample_key, detokenizer))
         return rows
 
     def _request_key(self, params: SamplingParams):
         number, self._requests = self._requests, self._requests + 1
         if params.seed is not None:
-            return jax.random.key(params.seed)
+            return seed_key(params.seed)
         return jax.random.fold_in(self._key, number)
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
@@ -309,13 +327,14 @@ class LLM:
                 yield group
 
     def _serve_group(self, group: list[_Row]) -> Iterator[None]:
-        began = time.perf_counter()
+        first = began = time.perf_counter()
         try:
             request, state = self._start(group)
-            self._take(group, state, None, began)
+            jax.block_until_ready(state.finish)
             first = time.perf_counter()
             for row in group:
                 row.ttft = first - began
+            self._take(group, state, None, first)
             yield
             while True:
                 ended = np.array([row.output is not None for row in group])
@@ -327,7 +346,7 @@ class LLM:
         finally:
             for row in group:
                 if row.output is None:
-                    self._finish(row, "abort", None, time.perf_counter() - began)
+                    self._finish(row, "abort", None, time.perf_counter() - first)
 
     def _start(self, group: list[_Row]):
         request, tokens, prompt_of_row = self._request(group)
@@ -425,7 +444,8 @@ class LLM:
         return wanted
 
     def _load_draft(self, model) -> Loaded:
-        loaded = load(model, dtype=self._dtype, mesh=self._mesh) if _is_name(model) else model
+        is_loaded = isinstance(model, Model)
+        loaded = model if is_loaded else load(model, dtype=self._dtype, mesh=self._mesh)
         difference = self.tokenizer.first_difference(loaded.tokenizer)
         if difference is not None:
             raise ValueError(
@@ -436,21 +456,74 @@ class LLM:
         return Loaded(loaded.target, loaded.params, loaded.max_position)
 
 
-def _is_name(model) -> bool:
-    return isinstance(model, str | Path)
+def _parsed(config: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:
+    return config if isinstance(config, SpeculativeConfig) else SpeculativeConfig.parse(config)
 
 
-def _is_single(prompts) -> bool:
-    if isinstance(prompts, str | Mapping):
-        return True
-    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+def seed_key(seed: int) -> Key[Array, ""]:
+    """The key of a seed of up to 64 bits; `jax.random.key` would drop all but the lower 32.
+
+    Raises ValueError for anything else.
+    """
+    require_integer("seed", seed, at_least=0)
+    if seed >= 1 << 64:
+        raise ValueError(f"seed is {seed}: it must be less than 2**64")
+    words = jnp.array([int(seed) >> 32, int(seed) & 0xFFFFFFFF], jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """One prompt or many as a list of prompts."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]
+    prompts = list(prompts)
+    is_one = bool(prompts) and _is_number(prompts[0])
+    return [prompts] if is_one else prompts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0
+
+
+def _params_of_each(sampling_params: Any, prompts: int) -> list[SamplingParams]:
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * prompts
+    each = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params]
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise ValueError(f"{one!r} is no SamplingParams: give one, or one a prompt in a list")
+    if len(each) != prompts:
+        raise ValueError(f"{len(each)} SamplingParams for {prompts} prompts: give one or {prompts}")
+    return each
+
+
+def _prompt_of_mapping(number: int, prompt: Mapping[str, Any]) -> Any:
+    unknown = [key for key in prompt if key not in PROMPT_KEYS]
+    if unknown:
+        raise ValueError(
+            f"prompt {number} has the unknown key {unknown[0]!r}; known: {', '.join(PROMPT_KEYS)}"
+        )
+    ids = prompt.get("prompt_token_ids")
+    return prompt.get("prompt", "") if ids is None else ids
+
+
+def _token_id(number: int, token: Any) -> int:
+    try:
+        return index(token)
+    except TypeError:
+        raise ValueError(
+            f"prompt {number} has {token!r} where a token id, an integer, belongs"
+        ) from None
 
 
 def _groups(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
-    """Consecutive rows, ``size`` at a time; the samples of one prompt stay together."""
+    """Consecutive rows, ``size`` at a time; the samples of one prompt together if they fit."""
     group: list[_Row] = []
     for row in rows:
-        if group and row.index == 0 and len(group) + row.params.n > size:
+        room = size - len(group)
+        if group and (room == 0 or (row.index == 0 and min(row.params.n, size) > room)):
             yield group
             group = []
         group.append(row)
@@ -462,14 +535,16 @@ def _distinct_prompts(group: list[_Row]) -> dict[int, list[int]]:
 
 
 _IDLE = None
+INT32_MAX = np.iinfo(np.int32).max
 
 
 def _request_arrays(rows, buffer: int, eos_ids) -> Request:
     busy = [row for row in rows if row is not None]
     ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
-    width = next_power_of_two(max(1, *map(len, ends)))
+    width = next_power_of_two(max(SMALLEST_ENDS, *map(len, ends)))
     prompt = jnp.array([1 if row is None else len(row.prompt) for row in rows], jnp.int32)
-    budget = jnp.array([0 if row is None else row.params.max_tokens for row in rows], jnp.int32)
+    budgets = [0 if row is None else min(row.params.max_tokens, buffer) for row in rows]
+    budget = jnp.array(budgets, jnp.int32)
     spare = SamplingParams(temperature=0.0)
     params = [spare if row is None else row.params for row in rows]
     return Request(
@@ -479,7 +554,7 @@ def _request_arrays(rows, buffer: int, eos_ids) -> Request:
         keys=jnp.stack([(busy[0] if row is None else row).key for row in rows]),
         sampling=Sampling(
             temperature=jnp.array([one.temperature for one in params], jnp.float32),
-            top_k=jnp.array([max(one.top_k, 0) for one in params], jnp.int32),
+            top_k=jnp.array([min(max(one.top_k, 0), INT32_MAX) for one in params], jnp.int32),
             top_p=jnp.array([one.top_p for one in params], jnp.float32),
             min_p=jnp.array([one.min_p for one in params], jnp.float32),
         ),

@@ -37,15 +37,19 @@ class Counts:
     def cut(self, after: Self, trace: Trace, row: int, kept: int) -> Self:
         """Counts of a chunk that began with these and ended with ``after``, cut at a stop string.
 
-        Of the tokens that the chunk's rounds emitted the first ``kept`` stand; later ones count
-        as truncated, and nothing else of theirs counts.
+        Of the tokens that the chunk's rounds emitted the first ``kept`` stand. Later ones of the
+        round of the last of them count as truncated; rounds that ran on because the host had not
+        looked yet count in nothing, so that no count depends on how many they were.
         """
+        if kept == after.emitted - self.emitted:
+            return after
         counts, depth = self, np.arange(1, len(self.drafted) + 1)
         forwards = (after.draft_forwards - self.draft_forwards) // max(
             after.rounds - self.rounds, 1
         )
+        beyond = 0
         for emitted, drafted in zip(trace.emitted[:, row], trace.drafted[:, row], strict=True):
-            if kept <= 0 or emitted == 0:
+            if kept == 0:
                 break
             stands = min(kept, int(emitted))
             counts = replace(
@@ -56,10 +60,10 @@ class Counts:
                 accepted=counts.accepted + (depth <= min(int(emitted) - 1, stands)),
                 draft_forwards=counts.draft_forwards + forwards,
             )
-            kept -= stands
-        decoded = after.emitted + after.truncated - self.emitted - self.truncated
-        dropped = decoded - (counts.emitted - self.emitted)
-        return replace(counts, truncated=self.truncated + dropped)
+            kept, beyond = kept - stands, int(emitted) - stands
+        if counts.rounds == after.rounds:  # the device too cut this round, at EOS or the budget
+            beyond += after.truncated - self.truncated
+        return replace(counts, truncated=self.truncated + beyond)
 
 
 @dataclass(frozen=True)

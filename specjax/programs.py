@@ -61,7 +61,8 @@ class Programs:
         prefilled = _call(forward, self.mesh, (), params, prompt)
         begin = _Begin(self.drafter, self.rule, slots)
         donate = (3,) if prompt_of_row is None else ()
-        rows = (request, tokens, prefilled, prompt_of_row)
+        outcome = prefilled._replace(cache=None)
+        rows = (request, tokens, prefilled.cache, outcome, prompt_of_row)
         return _call(begin, self.mesh, donate, drafter_params, *rows)
 
     def advance(
@@ -201,7 +202,7 @@ class _Begin:
     rule: Rule
     slots: int
 
-    def __call__(self, drafter_params, request, tokens, prefilled, prompt_of_row) -> SpecState:
+    def __call__(self, drafter_params, request, tokens, cache, outcome, prompt_of_row) -> SpecState:
         _announce("first token", self, request, tokens.shape[1])
         return loop.begin(
             self.drafter,
@@ -209,7 +210,7 @@ class _Begin:
             self.rule,
             request,
             tokens,
-            prefilled,
+            outcome._replace(cache=cache),
             self.slots,
             prompt_of_row,
         )

@@ -40,6 +40,9 @@ class TokenCache:
             moved = self.write(block)
         return replace(moved, length=self.length + count)
 
+    def take(self, rows: Int[Array, " R"]) -> Self:
+        return replace(self, tokens=self.tokens[rows], length=self.length[rows])
+
     def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
         return replace(self, length=jnp.maximum(self.length - count, 0))
 

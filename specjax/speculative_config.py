@@ -8,6 +8,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from specjax.accept import RULES, default_rule
@@ -39,12 +40,17 @@ class SpeculativeConfig:
     @classmethod
     def parse(cls, config: Mapping[str, Any] | None) -> "SpeculativeConfig":
         """Reads a user's dictionary. Raises ValueError naming the key at fault and the remedy."""
+        if config is not None and not isinstance(config, Mapping):
+            raise ValueError(
+                f"speculative_config is {config!r}: give a dictionary such as "
+                "{'method': 'ngram', 'num_speculative_tokens': 5}"
+            )
         options, implied = _translate(config or {})
         rule = options.pop("rule", None)
         method = options.pop("method", None) or _implied_method(options, implied)
-        if method not in DRAFTERS:
+        if str(method) not in DRAFTERS:
             raise ValueError(f"unknown method {method!r}{_nearest(str(method), DRAFTERS)}")
-        if rule is not None and rule not in RULES:
+        if rule is not None and str(rule) not in RULES:
             raise ValueError(f"unknown rule {rule!r}{_nearest(str(rule), RULES)}")
         known = option_names(method)
         for key in options:
@@ -53,6 +59,9 @@ class SpeculativeConfig:
         for key in _required(method):
             if key not in options:
                 raise ValueError(f"method '{method}' needs {key!r} in speculative_config")
+        for key, value in options.items():
+            if _wants_integer(method, key) and not _is_integer(value):
+                raise ValueError(f"{key} is {value!r}: it must be an integer")
         return cls(method, options, rule)
 
     def build(self, host: Host) -> tuple[Built, Rule]:
@@ -65,6 +74,14 @@ class SpeculativeConfig:
 def option_names(method: str) -> tuple[str, ...]:
     """The keys that a method takes: the keyword arguments of its ``build``."""
     return tuple(inspect.signature(DRAFTERS[method]).parameters)[1:]
+
+
+def _wants_integer(method: str, key: str) -> bool:
+    return inspect.signature(DRAFTERS[method]).parameters[key].annotation in (int, "int")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _required(method):

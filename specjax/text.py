@@ -99,8 +99,11 @@ class Tokenizer:
         return self._vocabulary.get(index(id))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with one BOS before it if the model wants one, and never two."""
-        encoded = self.backend.encode(text, add_special_tokens=self.add_bos is None).ids
+        """The ids of a text, with one BOS before it if the model wants one, and never two.
+
+        Raises TokenizerError for a text with lone surrogates, which no bytes stand for.
+        """
+        encoded = self._encode(text, add_special_tokens=self.add_bos is None)
         if self.add_bos and self.bos_id is not None:
             encoded = [self.bos_id, *encoded]
         return self._without_second_bos(encoded)
@@ -134,7 +137,7 @@ class Tokenizer:
             **self.named_tokens,
         )
         # The template has written the special tokens it wants; the backend must not add its own.
-        encoded = self.backend.encode(rendered, add_special_tokens=False).ids
+        encoded = self._encode(rendered, add_special_tokens=False)
         return self._without_second_bos(encoded)
 
     def first_difference(self, other: "Tokenizer") -> TokenDifference | None:
@@ -152,6 +155,16 @@ class Tokenizer:
     @cached_property
     def _vocabulary(self) -> dict[int, str]:
         return {id: token for token, id in self.backend.get_vocab(with_added_tokens=True).items()}
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as fault:
+            raise TokenizerError(
+                f"the text is no valid Unicode at character {fault.start} of {len(text)}: was it "
+                "read from bytes that are not UTF-8?"
+            ) from None
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _named_id(self, name: str) -> int | None:
         token = self.named_tokens.get(name)

@@ -168,6 +168,10 @@ class Cache(Protocol):
         """Keeps the first ``count`` nodes of ``path`` of the block just written; None: a chain."""
         ...
 
+    def take(self, rows: Int[Array, " R"]) -> Self:
+        """The cache of other rows: row ``i`` goes on from what row ``rows[i]`` holds."""
+        ...
+
     def rollback(self, count: Int[ArrayLike, "*B"]) -> Self:
         """Drops the last ``count`` tokens of each row, at most all of them."""
         ...

@@ -50,7 +50,7 @@ class Summary:
     prompts: int
     plain_tokens_per_second: float
     tokens_per_second: float
-    speedup: float
+    speedup: float | None
     tpot_ms: float
     ttft_ms: float
     acceptance_rate: float
@@ -103,7 +103,7 @@ def report(summaries: Sequence[Summary], promises_identity: bool) -> str:
             one.prompts,
             f"{one.plain_tokens_per_second:.1f}",
             f"{one.tokens_per_second:.1f}",
-            f"{one.speedup:.2f}x",
+            "none" if one.speedup is None else f"{one.speedup:.2f}x",
             f"{one.tpot_ms:.1f}",
             f"{one.ttft_ms:.0f}",
             f"{one.acceptance_rate:.2f}",
@@ -116,13 +116,29 @@ def report(summaries: Sequence[Summary], promises_identity: bool) -> str:
     return "\n".join([table(header, rows), "", *verdicts])
 
 
+def complete(
+    engine: LLM, prompts: Sequence[list[int]], params: SamplingParams
+) -> list[CompletionOutput]:
+    """The first sample of each prompt. Raises KeyboardInterrupt where one was interrupted.
+
+    `LLM.generate` hands out what is there; what is compared must be whole.
+    """
+    outputs = [one.outputs[0] for one in engine.generate(prompts, params, use_tqdm=False)]
+    if any(output.finish_reason == "abort" for output in outputs):
+        raise KeyboardInterrupt
+    return outputs
+
+
 def _run(engine: LLM, ids: list[int], params: SamplingParams) -> CompletionOutput:
-    return engine.generate([ids], params, use_tqdm=False)[0].outputs[0]
+    return complete(engine, [ids], params)[0]
 
 
 def _summary(kind: str, pairs: list[Pair]) -> Summary:
     outputs = [pair.speculative[0] for pair in pairs]
-    speedup = statistics.median(pair.speculative_speed / pair.plain_speed for pair in pairs)
+    # An output of one token, or none beyond EOS, has no speed.
+    timed = [pair for pair in pairs if pair.plain_speed and pair.speculative_speed]
+    speedups = [pair.speculative_speed / pair.plain_speed for pair in timed]
+    speedup = statistics.median(speedups) if speedups else None
     counts = [output.metrics.counts for output in outputs]
     drafted = np.sum([one.drafted for one in counts], axis=0)
     accepted = np.sum([one.accepted for one in counts], axis=0)
@@ -144,7 +160,9 @@ def _summary(kind: str, pairs: list[Pair]) -> Summary:
     )
 
 
-def _verdict(speedup: float, by_position: list[float]) -> str:
+def _verdict(speedup: float | None, by_position: list[float]) -> str:
+    if speedup is None:
+        return "no output has a second token: ask for more tokens"
     if speedup < LOSES:
         return f"does not pay here ({speedup:.2f}x): decode plainly, or draft fewer tokens"
     if by_position and by_position[-1] > LONGER_WINDOW:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from specjax.bench.compare import complete
 from specjax.bench.prompts import BenchPrompt, read_prompts
 from specjax.bench.table import table
 from specjax.checkpoint import Model
@@ -43,26 +44,34 @@ def tasks() -> dict[str, BenchPrompt]:
 
 
 def demo(
-    model: Model, *, max_tokens: int, seed: int, write: Callable[[str], Any] = sys.stdout.write
+    model: Model,
+    *,
+    max_tokens: int,
+    seed: int,
+    max_model_len: int | None = None,
+    write: Callable[[str], Any] = sys.stdout.write,
 ) -> bool:
     """Runs the demonstration; True if every pair of outputs is identical."""
     results = []
     for mode, (temperature, rule) in MODES.items():
         config = {"method": "ngram", "num_speculative_tokens": 5, "rule": rule}
-        plain, speculative = LLM(model), LLM(model, speculative_config=config)
+        plain, speculative = (
+            LLM(model, speculative_config=one, max_model_len=max_model_len)
+            for one in (None, config)
+        )
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         for task, prompt in tasks().items():
             ids = prompt.token_ids(model.tokenizer)
             if task == next(iter(tasks())):
                 write(f"[compiling for {mode}; the second run finds it in the cache]\n")
                 for engine in (plain, speculative):
-                    engine.generate([ids], params, use_tqdm=False)
+                    complete(engine, [ids], params)
             write(f"\n--- {task}, {mode}, n-gram ---\n")
             results.append(
                 Result(
                     task,
                     mode,
-                    plain=plain.generate([ids], params, use_tqdm=False)[0].outputs[0],
+                    plain=complete(plain, [ids], params)[0],
                     speculative=_stream(speculative, ids, params, write),
                 )
             )

@@ -41,7 +41,8 @@ def read_prompts(path: str | Path | None = None) -> list[BenchPrompt]:
         except (OSError, UnicodeDecodeError) as fault:
             raise ValueError(f"cannot read the prompts in {path}: {_reason(fault)}") from None
     name = BUNDLED if path is None else path
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Not splitlines(): JSON's strings may hold the other characters that it breaks at.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{name} holds no prompt: a line is {{'prompt': ...}}")
     return [_parse(name, number, line) for number, line in lines]
@@ -51,13 +52,21 @@ def _parse(name, number, line) -> BenchPrompt:
     try:
         entry = json.loads(line)
         kind = str(entry.get("kind", "all"))
-        if isinstance(entry.get("prompt"), str):
+        if isinstance(entry.get("prompt"), str) and entry["prompt"]:
             return BenchPrompt(kind, entry["prompt"])
-        if entry.get("messages"):
+        if _is_conversation(entry.get("messages")):
             return BenchPrompt(kind, None, tuple(entry["messages"]))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     raise ValueError(f"{name}, line {number}: expected {{'prompt': ...}} or {{'messages': [...]}}")
+
+
+def _is_conversation(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(message, dict) and "role" in message for message in messages)
+    )
 
 
 def _reason(fault) -> str:

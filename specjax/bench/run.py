@@ -1,7 +1,6 @@
 """``specjax bench``: load, measure, report."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,9 @@ import jax
 from tqdm.auto import tqdm
 
 from specjax.bench import machine as machine_costs
+from specjax.bench import peer as peers_bench
 from specjax.bench.compare import compare, report, summarise
+from specjax.bench.findings import write_json
 from specjax.bench.prompts import read_prompts
 from specjax.compilation_cache import enable_compilation_cache
 from specjax.llm import LLM
@@ -30,6 +31,7 @@ def bench(
     repeats: int,
     output: Path | None,
     machine: bool,
+    peer: str | None,
 ) -> int:
     """Measures, prints the table and the verdicts, and writes ``output``; returns 0.
 
@@ -37,6 +39,8 @@ def bench(
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}: it must be at least 1")
+    if peer not in (None, "transformers"):
+        raise ValueError(f"unknown peer {peer!r}: the one that is measured is 'transformers'")
     wanted = read_prompts(prompts)
     SpeculativeConfig.parse(speculative_config)
     enable_compilation_cache()
@@ -58,10 +62,30 @@ def bench(
     if machine:
         costs = machine_costs.measure(plain, speculative)
         print(f"\n{machine_costs.report(costs)}")
+    peers = None
+    if peer is not None:
+        peers = _compare_with_peer(plain, speculative, wanted, params, repeats)
     if output is not None:
-        _write(output, summaries, pairs, costs)
+        _write(output, summaries, pairs, costs, peers)
         print(f"\nwrote {output}", file=sys.stderr)
     return 0
+
+
+def _compare_with_peer(plain, speculative, wanted, params, repeats):
+    import transformers
+
+    steps = 4 * len(wanted) * (repeats + 1)
+    with tqdm(total=steps, desc="Transformers", unit=" runs", delay=2, leave=False) as bar:
+        summaries = peers_bench.compare_with_transformers(
+            plain,
+            speculative,
+            wanted,
+            max_tokens=params.max_tokens,
+            repeats=repeats,
+            on_step=lambda: bar.update(),
+        )
+    print(f"\n{peers_bench.report(summaries, transformers.__version__)}")
+    return summaries
 
 
 def _describe(config: SpeculativeConfig) -> str:
@@ -69,7 +93,7 @@ def _describe(config: SpeculativeConfig) -> str:
     return f"{config.method}({options}), rule {config.rule or 'default'}"
 
 
-def _write(path, summaries, pairs, costs) -> None:
+def _write(path, summaries, pairs, costs, peers) -> None:
     runs = [
         {
             "kind": pair.kind,
@@ -82,4 +106,6 @@ def _write(path, summaries, pairs, costs) -> None:
     found = {"summaries": [dataclasses.asdict(one) for one in summaries], "runs": runs}
     if costs is not None:
         found["machine"] = dataclasses.asdict(costs)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if peers is not None:
+        found["transformers"] = [dataclasses.asdict(one) for one in peers]
+    write_json(path, found)

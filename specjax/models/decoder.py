@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.cache import KVCache, positions, visible
 from specjax.models.attention import attend
-from specjax.models.linear import linear, precision_of, rms_norm, tied_head
+from specjax.models.linear import head, linear, precision_of, rms_norm
 from specjax.models.rope import Rope, rotate, rotation
 from specjax.types import TargetOutput
 
@@ -70,7 +70,7 @@ class DecoderConfig:
         }
 
 
-ENDS = {"embed": ("vocab", "embed"), "norm": ("embed",), "head": ("embed", "vocab")}
+ENDS = {"embed": ("vocab", "embed"), "norm": ("embed",), "head": ("vocab", "embed")}
 LAYER = {
     "attention_norm": ("embed",),
     "qkv": ("embed", "kv_heads", "group_qkv", "head"),
@@ -207,9 +207,7 @@ class Decoder(nnx.Module):
 
     def _logits(self, x: Float[Array, "B T E"]) -> Float[Array, "B T V"]:
         x = rms_norm(x, self.norm[...], self.config.rms_norm_eps)
-        if self.config.tie_embeddings:
-            return tied_head(x, self.embed[...])
-        return linear(x, self.head[...])
+        return head(x, (self.embed if self.config.tie_embeddings else self.head)[...])
 
     def _unroll(self, x, cache, seen, turn, taps):
         tapped = {}

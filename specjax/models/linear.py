@@ -18,9 +18,12 @@ def linear(
     return _dot(x, weight, contract)
 
 
-def tied_head(x: Float[Array, "B T E"], embedding: Float[Array, "V E"]) -> Float[Array, "B T V"]:
-    """Logits of a head that shares the embedding's matrix."""
-    return _dot(x, embedding, ((2,), (1,)))
+def head(x: Float[Array, "B T E"], matrix: Float[Array, "V E"]) -> Float[Array, "B T V"]:
+    """Logits; the matrix is stored like the embedding's, which it may be.
+
+    The other way round a TPU copies it whole to multiply a single row.
+    """
+    return _dot(x, matrix, ((2,), (1,)))
 
 
 def _dot(x, weight, contract):

@@ -7,7 +7,6 @@ near-ties are counted and printed; a block and a single token round differently,
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +20,16 @@ from jaxtyping import Array, Float, Int, Key
 from tqdm.auto import tqdm
 
 from specjax import noise
+from specjax.bench.compare import complete
+from specjax.bench.findings import write_json
 from specjax.bench.prompts import read_prompts
 from specjax.bench.table import table
 from specjax.compilation_cache import enable_compilation_cache
-from specjax.llm import LLM, CompletionOutput
+from specjax.llm import LLM, seed_key
 from specjax.prefill import prefill
 from specjax.sampling import Sampling, log_probs
-from specjax.sampling_params import SamplingParams
+from specjax.sampling_params import SamplingParams, require_integer
+from specjax.speculative_config import SpeculativeConfig
 from specjax.types import Context, Target
 
 NEAR_TIE = 1e-4
@@ -64,38 +66,43 @@ def certify(
     temperature: float,
     seed: int,
     output: Path | None,
+    max_model_len: int | None = None,
 ) -> int:
     """Compares every setting with plain decoding of one prompt at a time, and prints the table.
 
     Returns 0 if every difference is a near-tie and there is at most one in 10,000 tokens, else 1.
+    Raises ValueError for a setting that cannot be, before anything is compiled.
     """
+    require_integer("the number of prompts", num_prompts, at_least=1)
+    configs = {
+        (method, window): _config(method, window, exit_layer)
+        for method in methods
+        for window in windows
+    }
     enable_compilation_cache()
     prompts = read_prompts()[:num_prompts]
-    plain = LLM(model, dtype=dtype, max_num_seqs=1)
+    plain = LLM(model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=1)
+    engines = {
+        (method, window, batch): LLM(
+            plain.model, speculative_config=config, max_model_len=max_model_len, max_num_seqs=batch
+        )
+        for (method, window), config in configs.items()
+        for batch in batches
+    }
     ids = [prompt.token_ids(plain.tokenizer) for prompt in prompts]
     modes = {
         "greedy": _params(0.0, max_tokens, seed),
         "coupled": _params(temperature, max_tokens, seed),
     }
-    settings = [
-        (mode, method, window, batch)
-        for mode in modes
-        for method in methods
-        for window in windows
-        for batch in batches
-    ]
+    settings = [(mode, *setting) for mode in modes for setting in engines]
     findings = []
     with tqdm(total=len(modes) + len(settings), unit=" settings", delay=2, leave=False) as bar:
         expected = {}
         for mode, params in modes.items():
-            expected[mode] = _outputs(plain, ids, params)
+            expected[mode] = complete(plain, ids, params)
             bar.update()
         for mode, method, window, batch in settings:
-            config = {"method": method, "num_speculative_tokens": window, "rule": "coupled"}
-            if method == "early_exit":
-                config["exit_layer"] = exit_layer
-            engine = LLM(plain.model, speculative_config=config, max_num_seqs=batch)
-            got = _outputs(engine, ids, modes[mode])
+            got = complete(engines[method, window, batch], ids, modes[mode])
             key = _key(seed)
             faults = [
                 _difference(plain, key, modes[mode], one, expected[mode][place], got[place])
@@ -106,6 +113,13 @@ def certify(
     return _conclude(findings, model, plain.model.dtype, output)
 
 
+def _config(method: str, window: int, exit_layer: int | None) -> SpeculativeConfig:
+    options = {"method": method, "num_speculative_tokens": window, "rule": "coupled"}
+    if method == "early_exit":
+        options["exit_layer"] = exit_layer
+    return SpeculativeConfig.parse(options)
+
+
 def _params(temperature, max_tokens, seed) -> SamplingParams:
     return SamplingParams(
         temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=True
@@ -114,12 +128,7 @@ def _params(temperature, max_tokens, seed) -> SamplingParams:
 
 def _key(seed: int) -> Key[Array, ""]:
     """The key of a request's first sample, as `LLM` derives it."""
-    return jax.random.fold_in(jax.random.key(seed), 0)
-
-
-def _outputs(engine: LLM, ids: list[list[int]], params) -> list[CompletionOutput]:
-    results = engine.generate(ids, params, use_tqdm=False)
-    return [result.outputs[0] for result in results]
+    return jax.random.fold_in(seed_key(seed), 0)
 
 
 def _difference(plain: LLM, key, params, prompt, expected, got) -> float | None:
@@ -218,7 +227,6 @@ def _conclude(findings: list[Finding], model, dtype, output: Path | None) -> int
     verdict = "identical" if sound else "NOT identical"
     print(f"\n{verdict}: {tokens} tokens, {ties} near-ties (gap < {NEAR_TIE}), {faults} faults")
     if output is not None:
-        found = [dataclasses.asdict(one) for one in findings]
-        output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_json(output, [dataclasses.asdict(one) for one in findings])
         print(f"wrote {output}", file=sys.stderr)
     return 0 if sound else 1

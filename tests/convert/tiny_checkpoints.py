@@ -85,7 +85,7 @@ def expected_params(tensors: dict[str, np.ndarray]) -> dict:
         "layers": {name: np.stack([layer[name] for layer in layers]) for name in layers[0]},
     }
     if "lm_head.weight" in tensors:
-        params["head"] = tensors["lm_head.weight"].T
+        params["head"] = tensors["lm_head.weight"]
     return params
 
 

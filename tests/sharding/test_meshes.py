@@ -143,7 +143,7 @@ def tied_params(first: int, second: int):
     """The largest logit is always that of two ids, and exactly the same."""
     weights = dict(params())
     weights["embed"] = weights["embed"].at[:, 0].set(1e4)
-    weights["head"] = jnp.zeros_like(weights["head"]).at[0, jnp.array([first, second])].set(1.0)
+    weights["head"] = jnp.zeros_like(weights["head"]).at[jnp.array([first, second]), 0].set(1.0)
     weights["norm"] = jnp.ones_like(weights["norm"])
     return weights
 

@@ -1,0 +1,90 @@
+"""Calls with values of the wrong type, and the sentence that each must end in.
+
+Run as a script, it prints what they raise: in tests the signatures are checked at run time, which
+would stop such a value before the library sees it, and a user has no such check.
+"""
+
+import json
+
+import numpy as np
+from fixtures import NGRAM, alphabet_llm
+
+from specjax import LLM, SamplingParams
+from specjax.llm import RequestOutput
+
+GREEDY = {"temperature": 0.0, "max_tokens": 4}
+
+
+def generate(prompts) -> list[RequestOutput]:
+    return alphabet_llm().generate(prompts, SamplingParams(**GREEDY))
+
+
+def chat(messages) -> list[RequestOutput]:
+    return alphabet_llm().chat(messages, SamplingParams(**GREEDY))
+
+
+CASES = {
+    "no prompt at all": (lambda: generate(None), "prompt 0 is None: give text, or a list"),
+    "a number": (lambda: generate(5), "prompt 0 is 5: give text"),
+    "a fraction": (lambda: generate(1.5), "prompt 0 is 1.5"),
+    "bytes": (lambda: generate(b"abc"), "prompt 0 is b'abc'"),
+    "fractions": (lambda: generate([1.0, 2.0]), "prompt 0 has 1.0 where a token id, an integer,"),
+    "one fraction": (lambda: generate([1, 2.5]), "prompt 0 has 2.5 where"),
+    "a letter among ids": (lambda: generate([1, "a"]), "prompt 0 has 'a' where"),
+    "None among prompts": (lambda: generate(["ab", None]), "prompt 1 is None"),
+    "a number among prompts": (lambda: generate(["ab", 3]), "prompt 1 is 3"),
+    "lists in a prompt": (lambda: generate([[1, [2]]]), "prompt 0 has [2] where"),
+    "lists in lists": (lambda: generate([[[1]]]), "prompt 0 has [1] where"),
+    "an array of fractions": (lambda: generate(np.array([0.5])), "where a token id, an integer,"),
+    "three dimensions": (lambda: generate(np.ones((1, 1, 1), int)), "prompt 0 has array([1])"),
+    "a prompt's field": (lambda: generate({"prompt": 5}), "prompt 0 is 5"),
+    "no messages": (lambda: chat(None), "a conversation is a list of"),
+    "a bare message": (lambda: chat({"role": "user", "content": "a"}), "not dict"),
+    "a message of text": (
+        lambda: chat([{"role": "user", "content": "a"}, "b"]),
+        "'b' is no message",
+    ),
+    "n": (lambda: SamplingParams(n="2"), "n is '2': it must be an integer"),
+    "max_tokens": (lambda: SamplingParams(max_tokens=2.0), "max_tokens is 2.0: it must be an"),
+    "temperature": (lambda: SamplingParams(temperature=None), "temperature is None: it must be a"),
+    "top_p": (lambda: SamplingParams(top_p="0.9"), "top_p is '0.9': it must be a number"),
+    "top_k": (lambda: SamplingParams(top_k=1.5), "top_k is 1.5: it must be an integer"),
+    "seed": (lambda: SamplingParams(seed="7"), "seed is '7': it must be an integer"),
+    "stop": (lambda: SamplingParams(stop=5), "stop is 5: it must be a string or a list of"),
+    "stops": (lambda: SamplingParams(stop=[5]), "stop is [5]: it must be"),
+    "no stop": (lambda: SamplingParams(stop=None), "stop is None: it must be"),
+    "stop id": (lambda: SamplingParams(stop_token_ids=5), "stop_token_ids is 5: it must be a list"),
+    "stop ids": (lambda: SamplingParams(stop_token_ids=[1.5]), "stop_token_ids is [1.5]"),
+    "params": (lambda: alphabet_llm().generate("ab", GREEDY), "is no SamplingParams: give one"),
+    "a name as config": (
+        lambda: alphabet_llm(speculative_config="ngram"),
+        "speculative_config is 'ngram': give a dictionary such as",
+    ),
+    "no length": (
+        lambda: alphabet_llm(
+            speculative_config=NGRAM | {"num_speculative_tokens": None} | {"k": 1}
+        ),
+        "unknown key 'k'",
+    ),
+    "max_model_len": (lambda: alphabet_llm(max_model_len="32"), "max_model_len is '32': it must"),
+    "max_num_seqs": (lambda: alphabet_llm(max_num_seqs=1.5), "max_num_seqs is 1.5: it must be an"),
+    "the engine's seed": (lambda: alphabet_llm(seed=None), "seed is None: it must be an integer"),
+    "rows": (lambda: alphabet_llm().warmup(rows=1.5), "rows is 1.5: it must be an integer"),
+    "a draft model": (
+        lambda: alphabet_llm(speculative_config={"method": "draft_model", "model": 5}),
+        "the model is 5: give a name, a path or a loaded Model",
+    ),
+    "model": (lambda: LLM(5), "the model is 5: give a name, a path or a loaded Model"),
+}
+
+
+def fault(call) -> str:
+    try:
+        call()
+    except Exception as raised:
+        return f"{type(raised).__name__}: {raised}"
+    return "nothing"
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: fault(call) for name, (call, _) in CASES.items()}))

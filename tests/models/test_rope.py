@@ -1,0 +1,61 @@
+"""Rotation angles at long positions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import Rope
+from specjax.models.rope import rotate, rotation
+
+pytestmark = pytest.mark.fast
+
+WIDTH = 64
+POSITIONS = [0, 255, 257, 4095, 15962]
+LLAMA31 = Rope(500_000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+BF16_ROUNDING = 2.0**-8
+
+
+def _llama31(frequency):
+    """Llama 3.1's published scaling, one frequency at a time."""
+    wavelength = 2 * np.pi / frequency
+    if wavelength < 8192 / 4:
+        return frequency
+    if wavelength > 8192 / 1:
+        return frequency / 8
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    return (1 - smooth) * frequency / 8 + smooth * frequency
+
+
+def _angles(rope, scale):
+    frequencies = rope.theta ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    return np.outer(POSITIONS, [scale(frequency) for frequency in frequencies])
+
+
+@pytest.mark.parametrize(
+    ("rope", "scale"),
+    [
+        (Rope(10_000.0), lambda frequency: frequency),
+        (Rope(10_000.0, "linear", 4.0), lambda frequency: frequency / 4),
+        (LLAMA31, _llama31),
+    ],
+    ids=["plain", "linear", "llama3"],
+)
+def test_NU1_a_bfloat16_model_turns_by_exact_angles(rope, scale):
+    """bfloat16 holds no odd integer above 256: positions and frequencies stay float32."""
+    cos, sin = rotation(rope, jnp.array([POSITIONS]), WIDTH)
+    angles = _angles(rope, scale)
+    assert cos.dtype == sin.dtype == jnp.float32
+    np.testing.assert_allclose(cos[0], np.cos(angles), atol=BF16_ROUNDING / 2)
+    np.testing.assert_allclose(sin[0], np.sin(angles), atol=BF16_ROUNDING / 2)
+    ones = jnp.ones((1, len(POSITIONS), WIDTH), jnp.bfloat16)
+    turned = rotate(ones, (cos, sin))
+    assert turned.dtype == jnp.bfloat16
+    expected = np.concatenate([np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)], 1)
+    np.testing.assert_allclose(turned[0].astype(np.float64), expected, atol=2 * BF16_ROUNDING)
+
+
+def test_NU1_angles_in_bfloat16_would_be_far_off():
+    frequencies = 10_000.0 ** (-np.arange(0, WIDTH, 2) / WIDTH)
+    rounded = np.asarray(jnp.asarray(POSITIONS, jnp.bfloat16), np.float64)
+    off = np.abs(np.cos(np.outer(rounded, frequencies)) - np.cos(np.outer(POSITIONS, frequencies)))
+    assert off.max() > 50 * BF16_ROUNDING
