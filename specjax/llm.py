@@ -59,6 +59,21 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
 
+    @property
+    def text(self) -> str:
+        """The first sample's text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first sample's tokens."""
+        return self.outputs[0].token_ids
+
+    @property
+    def metrics(self) -> Metrics:
+        """The first sample's measures."""
+        return self.outputs[0].metrics
+
 
 @dataclass(frozen=True)
 class Delta:

@@ -29,7 +29,7 @@ def _layer(*names: str) -> tuple[str, ...]:
 HF_RULES = (
     TensorRule("model.embed_tokens.weight", ("embed",), "V D -> V D"),
     TensorRule("model.norm.weight", ("norm",), "D -> D"),
-    TensorRule("lm_head.weight", ("head",), "V D -> D V"),
+    TensorRule("lm_head.weight", ("head",), "V D -> V D"),
     TensorRule("model.layers.{layer}.input_layernorm.weight", _layer("attention_norm"), "D -> D"),
     TensorRule(
         "model.layers.{layer}.self_attn.q_proj.weight",
