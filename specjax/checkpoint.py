@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.models.decoder import DecoderTarget, unstack
-from specjax.sharding import parameter_shardings
+from specjax.sharding import parameter_formats, parameter_shardings
 from specjax.text import Tokenizer
 
 log = logging.getLogger("specjax")
@@ -61,6 +61,9 @@ def load(model: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None) ->
         shardings = parameter_shardings(mesh, target.parameter_axes(), target.abstract_params())
     checkpoint = store.load(folder, dtype=jnp.dtype(dtype), shardings=shardings)
     params = checkpoint.params
+    if mesh is not None:
+        formats = parameter_formats(mesh, target.parameter_axes(), params)
+        params = jax.device_put(params, formats, donate=True)
     if mesh is None and _unrolls(dtype):
         target, params = DecoderTarget(config, dtype=dtype, stacked=False), unstack(params)
     return Model(

@@ -3,8 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -12,101 +10,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
 from specjax.checkpoint import Model, load
 from specjax.draft import Host
 from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
 from specjax.metrics import Counts, Metrics
+from specjax.outputs import CompletionOutput, Delta, RequestOutput
 from specjax.programs import Programs
-from specjax.sampling import GREEDY_BELOW, Sampling
+from specjax.requests import (
+    SMALLEST_BUFFER,
+    Prompt,
+    Row,
+    distinct_prompts,
+    groups,
+    listed,
+    params_of_each,
+    prompt_of_mapping,
+    request_arrays,
+    seed_key,
+    token_id,
+)
+from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.speculative_config import SpeculativeConfig
 from specjax.text import Detokenizer
 from specjax.types import FINISH_REASONS, RUNNING, STOPPED, Request, Stats, Trace
 
-Prompt = str | Sequence[int] | np.ndarray | Array | Mapping[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
-SMALLEST_BUFFER = 128
-# Rows of end ids are this wide at least, so that a few stop ids don't compile another program.
-SMALLEST_ENDS = 8
 QUIET_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One sample of a prompt.
-
-    ``finish_reason`` is "stop" (EOS, a stop id or string), "length", or "abort" where the run was
-    interrupted. ``stop_reason`` is the stop string or id that ended it, None for EOS.
-    ``token_ids`` go up to and including the token that completed the stop.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: str | int | None
-    metrics: Metrics
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt and its samples."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-
-    @property
-    def text(self) -> str:
-        """The first sample's text."""
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The first sample's tokens."""
-        return self.outputs[0].token_ids
-
-    @property
-    def metrics(self) -> Metrics:
-        """The first sample's measures."""
-        return self.outputs[0].metrics
-
-
-@dataclass(frozen=True)
-class Delta:
-    """News of one sample in a stream; ``output`` is the whole of it, with its last delta."""
-
-    request: int
-    index: int
-    text: str
-    token_ids: list[int]
-    output: CompletionOutput | None = None
-
-    @property
-    def finish_reason(self) -> str | None:
-        return None if self.output is None else self.output.finish_reason
-
-
-@dataclass
-class _Row:
-    """One sample while it is decoded."""
-
-    request: int
-    index: int
-    prompt: list[int]
-    params: SamplingParams
-    key: Any
-    detokenizer: Detokenizer
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    pending_text: str = ""
-    pending_ids: list[int] = field(default_factory=list)
-    output: CompletionOutput | None = None
-    counts: Counts | None = None
-    ttft: float = 0.0
 
 
 class LLM:
@@ -182,8 +114,9 @@ class LLM:
             record=self.rounds_per_chunk,
             mesh=self._mesh,
         )
+        placed = programs.place_all(self.model.params, built.params)
         # All together and last: a configuration that is refused leaves the engine as it was.
-        self._programs, self._drafter_params = programs, built.params
+        self._programs, (self._params, self._drafter_params) = programs, placed
         self.speculative_config = speculative_config
 
     def generate(
@@ -247,7 +180,7 @@ class LLM:
         wanted = min(wanted, self.max_model_len)
         params = SamplingParams(max_tokens=wanted - 1, temperature=0.0)
         batch = [
-            _Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
+            Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
             for row in range(rows)
         ]
         request, state = self._start(batch)
@@ -256,10 +189,10 @@ class LLM:
     # Requests.
 
     def _requests_of(self, prompts, sampling_params) -> list[tuple[str | None, list[int], Any]]:
-        prompts = _listed(prompts)
+        prompts = listed(prompts)
         if not prompts:
             raise ValueError("no prompt given: the list of prompts is empty")
-        every = _params_of_each(sampling_params, len(prompts))
+        every = params_of_each(sampling_params, len(prompts))
         requests = []
         for number, (prompt, params) in enumerate(zip(prompts, every, strict=True)):
             text, ids = self._tokenize(number, prompt)
@@ -269,12 +202,12 @@ class LLM:
 
     def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            prompt = _prompt_of_mapping(number, prompt)
+            prompt = prompt_of_mapping(number, prompt)
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
             raise ValueError(f"prompt {number} is {prompt!r}: give text, or a list of token ids")
-        return None, [_token_id(number, token) for token in prompt]
+        return None, [token_id(number, token) for token in prompt]
 
     def _check(self, number: int, ids: list[int], params: SamplingParams) -> None:
         if not ids:
@@ -308,14 +241,14 @@ class LLM:
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         return [self.tokenizer.apply_chat_template(one) for one in conversations]
 
-    def _rows(self, requests) -> list[_Row]:
+    def _rows(self, requests) -> list[Row]:
         rows = []
         for number, (_, ids, params) in enumerate(requests):
             key = self._request_key(params)
             for sample in range(params.n):
                 sample_key = jax.random.fold_in(key, sample)
                 detokenizer = self._detokenizer(params)
-                rows.append(_Row(number, sample, ids, params, sample_key, detokenizer))
+                rows.append(Row(number, sample, ids, params, sample_key, detokenizer))
         return rows
 
     def _request_key(self, params: SamplingParams):
@@ -334,14 +267,14 @@ class LLM:
 
     # Decoding.
 
-    def _serve(self, rows: list[_Row], advance=lambda finished: None) -> Iterator[list[_Row]]:
+    def _serve(self, rows: list[Row], advance=lambda finished: None) -> Iterator[list[Row]]:
         """Decodes all rows, in groups; yields the group after each chunk."""
-        for group in _groups(rows, self.max_num_seqs):
+        for group in groups(rows, self.max_num_seqs):
             for _ in self._serve_group(group):
                 advance(sum(row.output is not None for row in rows))
                 yield group
 
-    def _serve_group(self, group: list[_Row]) -> Iterator[None]:
+    def _serve_group(self, group: list[Row]) -> Iterator[None]:
         first = began = time.perf_counter()
         try:
             request, state = self._start(group)
@@ -363,21 +296,24 @@ class LLM:
                 if row.output is None:
                     self._finish(row, "abort", None, time.perf_counter() - first)
 
-    def _start(self, group: list[_Row]):
+    def _start(self, group: list[Row]):
         request, tokens, prompt_of_row = self._request(group)
-        params = self.model.params
-        state = self._programs.start(params, self._drafter_params, request, tokens, prompt_of_row)
+        state = self._programs.start(
+            self._params, self._drafter_params, request, tokens, prompt_of_row
+        )
         return request, state
 
     def _advance(self, request, state, ended: np.ndarray):
         """One chunk of rounds, without the rows that the host has ended at stop strings."""
         halt = np.pad(ended, (0, len(request.limit) - len(ended)))
-        params, rounds = self.model.params, np.int32(self.rounds_per_chunk)
-        return self._programs.advance(params, self._drafter_params, request, state, rounds, halt)
+        rounds = np.int32(self.rounds_per_chunk)
+        return self._programs.advance(
+            self._params, self._drafter_params, request, state, rounds, halt
+        )
 
-    def _request(self, group: list[_Row]) -> tuple[Request, Array, Array | None]:
+    def _request(self, group: list[Row]) -> tuple[Request, Array, Array | None]:
         """Arrays of a group, padded to a power of two of rows that are done from the start."""
-        prompts = _distinct_prompts(group)
+        prompts = distinct_prompts(group)
         shared = len(prompts) < len(group)
         rows = next_power_of_two(len(group))
         wanted = max(len(row.prompt) + row.params.max_tokens for row in group)
@@ -386,9 +322,9 @@ class LLM:
         for place, ids in enumerate(prompts.values()):
             tokens[place, : len(ids)] = ids
         source = [list(prompts).index(row.request) for row in group]
-        idle = [_IDLE] * (rows - len(group))
+        idle = [None] * (rows - len(group))
         return (
-            _request_arrays([*group, *idle], buffer, self.model.eos_ids),
+            request_arrays([*group, *idle], buffer, self.model.eos_ids),
             jnp.asarray(tokens),
             jnp.asarray(source + [0] * len(idle), jnp.int32) if shared else None,
         )
@@ -422,7 +358,7 @@ class LLM:
         elif finish != RUNNING:
             self._finish(row, FINISH_REASONS[finish], _stop_id(row, finish), seconds)
 
-    def _finish(self, row: _Row, reason: str, stop, seconds: float) -> None:
+    def _finish(self, row: Row, reason: str, stop, seconds: float) -> None:
         rest = row.detokenizer.flush()
         row.text += rest
         row.pending_text += rest
@@ -436,7 +372,7 @@ class LLM:
         )
         row.output = CompletionOutput(row.index, row.text, row.token_ids, reason, stop, metrics)
 
-    def _deltas(self, rows: list[_Row]) -> Iterator[Delta]:
+    def _deltas(self, rows: list[Row]) -> Iterator[Delta]:
         told = set()
         for group in self._serve(rows):
             for row in group:
@@ -475,112 +411,7 @@ def _parsed(config: Mapping[str, Any] | SpeculativeConfig | None) -> Speculative
     return config if isinstance(config, SpeculativeConfig) else SpeculativeConfig.parse(config)
 
 
-def seed_key(seed: int) -> Key[Array, ""]:
-    """The key of a seed of up to 64 bits; `jax.random.key` would drop all but the lower 32.
-
-    Raises ValueError for anything else.
-    """
-    require_integer("seed", seed, at_least=0)
-    if seed >= 1 << 64:
-        raise ValueError(f"seed is {seed}: it must be less than 2**64")
-    words = jnp.array([int(seed) >> 32, int(seed) & 0xFFFFFFFF], jnp.uint32)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
-
-
-def _listed(prompts: Any) -> list[Any]:
-    """One prompt or many as a list of prompts."""
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        return [prompts]
-    prompts = list(prompts)
-    is_one = bool(prompts) and _is_number(prompts[0])
-    return [prompts] if is_one else prompts
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0
-
-
-def _params_of_each(sampling_params: Any, prompts: int) -> list[SamplingParams]:
-    if sampling_params is None:
-        sampling_params = SamplingParams()
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * prompts
-    each = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params]
-    for one in each:
-        if not isinstance(one, SamplingParams):
-            raise ValueError(f"{one!r} is no SamplingParams: give one, or one a prompt in a list")
-    if len(each) != prompts:
-        raise ValueError(f"{len(each)} SamplingParams for {prompts} prompts: give one or {prompts}")
-    return each
-
-
-def _prompt_of_mapping(number: int, prompt: Mapping[str, Any]) -> Any:
-    unknown = [key for key in prompt if key not in PROMPT_KEYS]
-    if unknown:
-        raise ValueError(
-            f"prompt {number} has the unknown key {unknown[0]!r}; known: {', '.join(PROMPT_KEYS)}"
-        )
-    ids = prompt.get("prompt_token_ids")
-    return prompt.get("prompt", "") if ids is None else ids
-
-
-def _token_id(number: int, token: Any) -> int:
-    try:
-        return index(token)
-    except TypeError:
-        raise ValueError(
-            f"prompt {number} has {token!r} where a token id, an integer, belongs"
-        ) from None
-
-
-def _groups(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
-    """Consecutive rows, ``size`` at a time; the samples of one prompt together if they fit."""
-    group: list[_Row] = []
-    for row in rows:
-        room = size - len(group)
-        if group and (room == 0 or (row.index == 0 and min(row.params.n, size) > room)):
-            yield group
-            group = []
-        group.append(row)
-    yield group
-
-
-def _distinct_prompts(group: list[_Row]) -> dict[int, list[int]]:
-    return {row.request: row.prompt for row in group}
-
-
-_IDLE = None
-INT32_MAX = np.iinfo(np.int32).max
-
-
-def _request_arrays(rows, buffer: int, eos_ids) -> Request:
-    busy = [row for row in rows if row is not None]
-    ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
-    width = next_power_of_two(max(SMALLEST_ENDS, *map(len, ends)))
-    prompt = jnp.array([1 if row is None else len(row.prompt) for row in rows], jnp.int32)
-    budgets = [0 if row is None else min(row.params.max_tokens, buffer) for row in rows]
-    budget = jnp.array(budgets, jnp.int32)
-    spare = SamplingParams(temperature=0.0)
-    params = [spare if row is None else row.params for row in rows]
-    return Request(
-        prompt_length=prompt,
-        limit=jnp.minimum(prompt + budget, buffer),
-        eos_ids=jnp.array([[*end, *[-1] * (width - len(end))] for end in ends], jnp.int32),
-        keys=jnp.stack([(busy[0] if row is None else row).key for row in rows]),
-        sampling=Sampling(
-            temperature=jnp.array([one.temperature for one in params], jnp.float32),
-            top_k=jnp.array([min(max(one.top_k, 0), INT32_MAX) for one in params], jnp.int32),
-            top_p=jnp.array([one.top_p for one in params], jnp.float32),
-            min_p=jnp.array([one.min_p for one in params], jnp.float32),
-        ),
-    )
-
-
-def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
-    return (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
-
-
-def _stop_id(row: _Row, finish: int) -> int | None:
+def _stop_id(row: Row, finish: int) -> int | None:
     last = row.token_ids[-1]
     return last if finish == STOPPED and last in row.params.stop_token_ids else None
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from specjax.bench.prompts import BenchPrompt
 from specjax.bench.table import table
-from specjax.llm import LLM, CompletionOutput
+from specjax.llm import LLM
+from specjax.outputs import CompletionOutput
 from specjax.sampling_params import SamplingParams
 
 REPEATS = 3

@@ -8,7 +8,8 @@ from specjax.bench.compare import complete
 from specjax.bench.prompts import BenchPrompt, read_prompts
 from specjax.bench.table import table
 from specjax.checkpoint import Model
-from specjax.llm import LLM, CompletionOutput
+from specjax.llm import LLM
+from specjax.outputs import CompletionOutput
 from specjax.sampling_params import SamplingParams
 
 MODES = {

@@ -25,8 +25,9 @@ from specjax.bench.findings import write_json
 from specjax.bench.prompts import read_prompts
 from specjax.bench.table import table
 from specjax.compilation_cache import enable_compilation_cache
-from specjax.llm import LLM, seed_key
+from specjax.llm import LLM
 from specjax.prefill import prefill
+from specjax.requests import seed_key
 from specjax.sampling import Sampling, log_probs
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.speculative_config import SpeculativeConfig

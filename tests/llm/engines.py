@@ -8,8 +8,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from specjax import LLM
 from specjax.checkpoint import Model
-from specjax.llm import CompletionOutput
 from specjax.models import DecoderConfig, DecoderTarget
+from specjax.outputs import CompletionOutput
 from specjax.text import Tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "déjà vu", "👍🏽 한글"]

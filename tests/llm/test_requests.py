@@ -21,7 +21,7 @@ from llm.engines import (
 from specjax import LLM, SamplingParams
 from specjax.draft import DRAFTERS
 from specjax.generate import generate
-from specjax.llm import seed_key
+from specjax.requests import seed_key
 from specjax.sampling import Sampling
 
 # One engine decodes all of them, two rows at a time, though no two are alike.

@@ -10,7 +10,7 @@ import numpy as np
 from fixtures import NGRAM, alphabet_llm
 
 from specjax import LLM, SamplingParams
-from specjax.llm import RequestOutput
+from specjax.outputs import RequestOutput
 
 GREEDY = {"temperature": 0.0, "max_tokens": 4}
 

@@ -1,0 +1,151 @@
+"""From what a user asks to the arrays of a group of rows: prompts, parameters, keys, ends."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from specjax.generate import next_power_of_two
+from specjax.metrics import Counts
+from specjax.outputs import CompletionOutput
+from specjax.sampling import Sampling
+from specjax.sampling_params import SamplingParams, require_integer
+from specjax.text import Detokenizer
+from specjax.types import Request
+
+Prompt = str | Sequence[int] | np.ndarray | Array | Mapping[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
+SMALLEST_BUFFER = 128
+# Rows of end ids are this wide at least, so that a few stop ids don't compile another program.
+SMALLEST_ENDS = 8
+INT32_MAX = np.iinfo(np.int32).max
+
+
+@dataclass
+class Row:
+    """One sample while it is decoded."""
+
+    request: int
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    key: Any
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    pending_text: str = ""
+    pending_ids: list[int] = field(default_factory=list)
+    output: CompletionOutput | None = None
+    counts: Counts | None = None
+    ttft: float = 0.0
+
+
+def seed_key(seed: int) -> Key[Array, ""]:
+    """The key of a seed of up to 64 bits; `jax.random.key` would drop all but the lower 32.
+
+    Raises ValueError for anything else.
+    """
+    require_integer("seed", seed, at_least=0)
+    if seed >= 1 << 64:
+        raise ValueError(f"seed is {seed}: it must be less than 2**64")
+    words = jnp.array([int(seed) >> 32, int(seed) & 0xFFFFFFFF], jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def listed(prompts: Any) -> list[Any]:
+    """One prompt or many as a list of prompts."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]
+    prompts = list(prompts)
+    is_one = bool(prompts) and _is_number(prompts[0])
+    return [prompts] if is_one else prompts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0
+
+
+def params_of_each(sampling_params: Any, prompts: int) -> list[SamplingParams]:
+    """The parameters of each of so many prompts; one for all is repeated."""
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * prompts
+    each = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params]
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise ValueError(f"{one!r} is no SamplingParams: give one, or one a prompt in a list")
+    if len(each) != prompts:
+        raise ValueError(f"{len(each)} SamplingParams for {prompts} prompts: give one or {prompts}")
+    return each
+
+
+def prompt_of_mapping(number: int, prompt: Mapping[str, Any]) -> Any:
+    """Text or ids out of ``{"prompt": ...}`` or ``{"prompt_token_ids": ...}``."""
+    unknown = [key for key in prompt if key not in PROMPT_KEYS]
+    if unknown:
+        raise ValueError(
+            f"prompt {number} has the unknown key {unknown[0]!r}; known: {', '.join(PROMPT_KEYS)}"
+        )
+    ids = prompt.get("prompt_token_ids")
+    return prompt.get("prompt", "") if ids is None else ids
+
+
+def token_id(number: int, token: Any) -> int:
+    """A token id as an int; raises ValueError, naming the prompt, for anything else."""
+    try:
+        return index(token)
+    except TypeError:
+        raise ValueError(
+            f"prompt {number} has {token!r} where a token id, an integer, belongs"
+        ) from None
+
+
+def groups(rows: list[Row], size: int) -> Iterator[list[Row]]:
+    """Consecutive rows, ``size`` at a time; the samples of one prompt together if they fit."""
+    group: list[Row] = []
+    for row in rows:
+        room = size - len(group)
+        if group and (room == 0 or (row.index == 0 and min(row.params.n, size) > room)):
+            yield group
+            group = []
+        group.append(row)
+    yield group
+
+
+def distinct_prompts(group: list[Row]) -> dict[int, list[int]]:
+    """The prompts of a group, each once, by the number of its request."""
+    return {row.request: row.prompt for row in group}
+
+
+def request_arrays(rows: Sequence[Row | None], buffer: int, eos_ids: Sequence[int]) -> Request:
+    """What the loop is asked, a row each; None is a row that is done from the start."""
+    busy = [row for row in rows if row is not None]
+    ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
+    width = next_power_of_two(max(SMALLEST_ENDS, *map(len, ends)))
+    prompt = jnp.array([1 if row is None else len(row.prompt) for row in rows], jnp.int32)
+    budgets = [0 if row is None else min(row.params.max_tokens, buffer) for row in rows]
+    budget = jnp.array(budgets, jnp.int32)
+    spare = SamplingParams(temperature=0.0)
+    params = [spare if row is None else row.params for row in rows]
+    return Request(
+        prompt_length=prompt,
+        limit=jnp.minimum(prompt + budget, buffer),
+        eos_ids=jnp.array([[*end, *[-1] * (width - len(end))] for end in ends], jnp.int32),
+        keys=jnp.stack([(busy[0] if row is None else row).key for row in rows]),
+        sampling=Sampling(
+            temperature=jnp.array([one.temperature for one in params], jnp.float32),
+            top_k=jnp.array([min(max(one.top_k, 0), INT32_MAX) for one in params], jnp.int32),
+            top_p=jnp.array([one.top_p for one in params], jnp.float32),
+            min_p=jnp.array([one.min_p for one in params], jnp.float32),
+        ),
+    )
+
+
+def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
+    return (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
