@@ -107,3 +107,16 @@ def absent_tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list
 def checkout() -> Path:
     """The checkout the tests lie in: its documents and notebooks, not its sources."""
     return CHECKOUT
+
+
+# Where only tokens and counts are looked at, on models so small that compiling is all of the time.
+COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fewer optimisations for tests that compile much and run little; the rest keep them all."""
+    quickly = request.path.parent.name in COMPILED_QUICKLY or request.path.stem == "test_meshes"
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

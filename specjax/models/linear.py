@@ -32,7 +32,15 @@ def _dot(x, weight, contract):
         # Accelerators pad a row to a tile anyway.
         doubled = jnp.concatenate([x, x], axis=1)
         return _dot(doubled, weight, contract)[:, :1]
-    return lax.dot_general(x, weight, (contract, ((), ())), precision=precision_of(x.dtype))
+    # Accumulated and handed out in float32: asked for 16 bits, a CPU would widen the weights.
+    product = lax.dot_general(
+        x,
+        weight,
+        (contract, ((), ())),
+        precision=precision_of(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return product.astype(x.dtype)
 
 
 def rms_norm(
