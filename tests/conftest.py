@@ -4,6 +4,7 @@ Nothing here may import specjax before `install_import_hook` has run, and nothin
 devices before their number is set.
 """
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -120,3 +121,18 @@ def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", quickly)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    if _memory_maps() > MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
+
+
+# Every program on a CPU is some memory maps, of which Linux grants a process 65,530: beyond them a
+# worker that has seen enough tests is aborted.
+MANY_MAPS = 20_000
+
+
+def _memory_maps() -> int:
+    try:
+        return Path("/proc/self/maps").read_text().count("\n")
+    except OSError:
+        return 0
