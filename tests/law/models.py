@@ -88,10 +88,11 @@ def sharpened(target, seed):
         name: weight if name.endswith("norm") else 16 * weight
         for name, weight in params["layers"].items()
     }
+    vocabulary, width = params["head"].shape
     return params | {
         "embed": 50 * params["embed"],
         "layers": layers,
-        "head": 12 * params["head"],
+        "head": 12 * params["head"].reshape(width, vocabulary).T,
     }
 
 
