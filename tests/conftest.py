@@ -112,12 +112,14 @@ def checkout() -> Path:
 
 # Where only tokens and counts are looked at, on models so small that compiling is all of the time.
 COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
+COMPILED_QUICKLY_TOO = ("test_choose", "test_known_laws", "test_meshes", "test_noise")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fewer optimisations for tests that compile much and run little; the rest keep them all."""
-    quickly = request.path.parent.name in COMPILED_QUICKLY or request.path.stem == "test_meshes"
+    folder, name = request.path.parent.name, request.path.stem
+    quickly = folder in COMPILED_QUICKLY or name in COMPILED_QUICKLY_TOO
     jax.config.update("jax_disable_most_optimizations", quickly)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
