@@ -34,6 +34,7 @@ from specjax.types import (
     Target,
     Trace,
 )
+from specjax.walk import walk
 
 
 def slots_needed(buffer: int, nodes: int, chunk: int) -> int:
@@ -191,7 +192,7 @@ def verify(
     Nothing random is computed in a call without a row that samples.
     """
     logits = logits.astype(jnp.float32)
-    greedy = jax.vmap(_greedy_walk)(draft, first_argmax(logits))
+    greedy = jax.vmap(walk)(draft, first_argmax(logits))
 
     def sampled():
         log_p = log_probs(request.sampling, logits)
@@ -203,12 +204,6 @@ def verify(
         )
 
     return lax.cond(jnp.all(request.sampling.greedy), lambda: greedy, sampled)
-
-
-def _greedy_walk(draft: Draft, wanted: Int[Array, " N"]) -> AcceptResult:
-    node, depth = tree.longest_path(draft.parents, draft.tokens == wanted[draft.parents])
-    path = tree.path_to(draft.parents, node, draft.tokens.shape[0])
-    return AcceptResult(path, depth, wanted[node])
 
 
 def _verify_narrowest(target, params, drafter, rule, request, state, draft):

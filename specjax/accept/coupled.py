@@ -10,10 +10,10 @@ import jax
 from jaxtyping import Array, Float
 
 from specjax import tree
-from specjax.accept.walk import walk
 from specjax.noise import Noise
 from specjax.sampling import first_argmax
 from specjax.types import AcceptResult, Draft
+from specjax.walk import walk
 
 
 @dataclass(frozen=True)

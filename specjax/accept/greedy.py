@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Float
 
-from specjax.accept.walk import walk
 from specjax.noise import Noise
 from specjax.sampling import first_argmax
 from specjax.types import AcceptResult, Draft
+from specjax.walk import walk
 
 
 @dataclass(frozen=True)
