@@ -61,12 +61,12 @@ def demo(
             for one in (None, config)
         )
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-        for task, prompt in tasks().items():
-            ids = prompt.token_ids(model.tokenizer)
-            if task == next(iter(tasks())):
-                write(f"[compiling for {mode}; the second run finds it in the cache]\n")
-                for engine in (plain, speculative):
-                    complete(engine, [ids], params)
+        asked = {task: one.token_ids(model.tokenizer) for task, one in tasks().items()}
+        write(f"[compiling for {mode}; the second run finds it in the cache]\n")
+        for engine in (plain, speculative):
+            for ids in asked.values():
+                engine.warmup(max_tokens=len(ids) + max_tokens)
+        for task, ids in asked.items():
             write(f"\n--- {task}, {mode}, n-gram ---\n")
             results.append(
                 Result(
