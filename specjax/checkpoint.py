@@ -78,7 +78,7 @@ def load(model: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None) ->
 
 
 def _for_cpu(config, params):
-    """The unrolled layer loop, a fifth faster on a CPU than a scan, with a float32 cache.
+    """The unrolled layer loop, which copies no weight out of a stack, with a float32 cache.
 
     A CPU moves floats in float32 only: to write into a 16-bit cache, or to take a layer out of
     stacked 16-bit weights, XLA would widen the whole of it.

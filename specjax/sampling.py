@@ -53,7 +53,7 @@ class Sampling:
 def first_argmax(values: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     """The lowest index of the maximum of each vector; NaN counts as -inf.
 
-    Two reductions, which XLA vectorises on a CPU where its ``argmax`` is nine times slower.
+    Two reductions, which XLA vectorises on a CPU, unlike its ``argmax``.
     """
     values = jnp.where(jnp.isnan(values), -jnp.inf, values)
     best = jnp.max(values, axis=-1, keepdims=True)
