@@ -5,24 +5,35 @@ own sampling parameters, so a drafter can neither draw from another law than it 
 another than it drew from.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Key
 
 from specjax import noise
+from specjax.history import History
 from specjax.sampling import Sampling, first_argmax, log_probs
+from specjax.shaping import shape
 from specjax.types import NO_TOKEN, Choose
 
 
 def chooser(
-    draws: str, sampling: Sampling, keys: Key[Array, " B"], root: Int[Array, " B"]
+    draws: str,
+    sampling: Sampling,
+    keys: Key[Array, " B"],
+    root: Int[Array, " B"],
+    history_of: Callable[[Int[Array, "B M D"]], History | None] = lambda path: None,
 ) -> Choose:
-    """The `Choose` of one round, for a rule that wants ``draws`` and roots at ``root``."""
+    """The `Choose` of one round, for a rule that wants ``draws`` and roots at ``root``.
+
+    ``history_of`` tells what came before the children of nodes with these drafted ancestors.
+    """
     draw = _DRAWS[draws]
 
     def choose(logits, node, path, width=1):
-        logits = logits.astype(jnp.float32)
+        logits = shape(sampling, logits.astype(jnp.float32), history_of(path))
         law, perturbed = lax.cond(
             jnp.all(sampling.greedy),
             lambda: (logits, logits),

@@ -32,6 +32,8 @@ def generate(
     buffer: int | None = None,
     mesh: Mesh | None = None,
     prefill_chunk: int = 64,
+    logprobs: int | None = None,
+    max_drafted: Int[Array, " B"] | int | None = None,
 ) -> Generation:
     """Generates to the end of every row in one device program.
 
@@ -52,10 +54,12 @@ def generate(
         mesh: devices to shard over, with axes "data" and "model" (`specjax.sharding.make_mesh`).
             Parameters that don't lie on it yet are moved there at every call.
         prefill_chunk: prompt tokens forwarded at once.
+        logprobs: score each token of the output, with so many alternatives (0 or more).
+        max_drafted: levels of the draft that a row takes at most, traced; 0 decodes it plainly.
 
     Returns:
         tokens [B, buffer] with each row's prompt and output, lengths, finish codes (STOPPED,
-        LENGTH) and the counts of `specjax.types.Stats`.
+        LENGTH), the counts of `specjax.types.Stats` and, if asked for, `specjax.types.Scores`.
 
     Raises:
         ValueError: naming the argument, before anything is compiled. Under a caller's ``jit``
@@ -75,12 +79,17 @@ def generate(
     budget = jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,))
     buffer = _resolve_buffer(buffer, width, budget)
     _check_values(rule, sampling, lengths, width, budget, buffer)
+    _check_logprobs(logprobs)
+    if max_drafted is not None:
+        max_drafted = jnp.broadcast_to(jnp.asarray(max_drafted, jnp.int32), (batch,))
     request = Request(
         prompt_length=lengths,
         limit=jnp.minimum(lengths + budget, buffer),
         eos_ids=_eos_rows(eos_ids, batch),
         keys=noise.row_keys(key, batch) if jnp.ndim(key) == 0 else key,
         sampling=sampling,
+        max_drafted=max_drafted,
+        logprobs=logprobs,
     )
     tokens = jnp.pad(prompt[:, :buffer], ((0, 0), (0, max(buffer - width, 0))))
     programs = Programs(target, drafter, rule, prefill_chunk, mesh=mesh)
@@ -88,7 +97,9 @@ def generate(
     state = programs.start(params, drafter_params, request, tokens)
     state, _ = programs.advance(params, drafter_params, request, state, np.int32(2**31 - 1))
     context = state.context
-    return Generation(context.tokens, context.length, lengths, state.finish, state.stats)
+    return Generation(
+        context.tokens, context.length, lengths, state.finish, state.stats, state.scores
+    )
 
 
 def next_power_of_two(size: int) -> int:
@@ -140,3 +151,14 @@ def _check_values(rule, sampling, lengths, width, budget, buffer):
         raise ValueError("temperature must be 0 or more")
     if some((sampling.top_p <= 0) | (sampling.top_p > 1)):
         raise ValueError("top_p must lie in (0, 1]")
+    if some((sampling.min_p < 0) | (sampling.min_p > 1)):
+        raise ValueError("min_p must lie in [0, 1]")
+    if sampling.penalties is not None and some(sampling.penalties.repetition <= 0):
+        raise ValueError("repetition_penalty must be more than 0; 1 is off")
+    if sampling.bias is not None and some(jnp.all(sampling.bias == -jnp.inf, axis=-1)):
+        raise ValueError("bias bans every token of a row: leave at least one")
+
+
+def _check_logprobs(logprobs) -> None:
+    if logprobs is not None and not (isinstance(logprobs, int) and logprobs >= 0):
+        raise ValueError(f"logprobs is {logprobs!r}: give 0 or more alternatives, or None")

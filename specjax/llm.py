@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,15 @@ from specjax.checkpoint import Model, load
 from specjax.draft import Host
 from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
+from specjax.intake import Asked, Intake
 from specjax.metrics import Counts, Metrics
-from specjax.outputs import CompletionOutput, Delta, RequestOutput
+from specjax.outputs import (
+    CompletionOutput,
+    Delta,
+    RequestOutput,
+    scores_of,
+    token_logprobs,
+)
 from specjax.programs import Programs
 from specjax.requests import (
     SMALLEST_BUFFER,
@@ -25,14 +32,9 @@ from specjax.requests import (
     Row,
     distinct_prompts,
     groups,
-    listed,
-    params_of_each,
-    prompt_of_mapping,
-    request_arrays,
     seed_key,
-    token_id,
 )
-from specjax.sampling import GREEDY_BELOW
+from specjax.sampling_arrays import request_arrays
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.speculative_config import SpeculativeConfig
 from specjax.text import Detokenizer
@@ -83,6 +85,9 @@ class LLM:
         self.max_model_len = self._model_len(max_model_len)
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
+        self._intake = Intake(
+            self.tokenizer, self.model.vocab_size, self.model.eos_ids, self.max_model_len
+        )
         self._mesh, self._dtype = mesh, dtype
         self._requests = 0
         self.speculative_config = speculation
@@ -131,15 +136,15 @@ class LLM:
         ``sampling_params`` is one for all or one a prompt. An interrupt (Ctrl-C) stops at the next
         chunk and returns what is there, with finish reason "abort".
         """
-        requests = self._requests_of(prompts, sampling_params)
-        rows = self._rows(requests)
+        asked = self._intake.take(prompts, sampling_params, self._programs.rule)
+        rows = self._rows(asked)
         with _progress(len(rows), use_tqdm) as advance, contextlib.suppress(KeyboardInterrupt):
             for _ in self._serve(rows, advance):
                 pass
         for row in rows:  # those whose group an interrupt kept from its turn
             if row.output is None:
                 self._finish(row, "abort", None, 0.0)
-        return _collect(requests, rows)
+        return _collect(asked, rows)
 
     def chat(
         self,
@@ -149,7 +154,9 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answers a conversation, or several, given as ``{"role": ..., "content": ...}`` each."""
-        return self.generate(self._chat_prompts(messages), sampling_params, use_tqdm=use_tqdm)
+        return self.generate(
+            self._intake.conversations(messages), sampling_params, use_tqdm=use_tqdm
+        )
 
     def stream(
         self,
@@ -157,8 +164,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """Yields what is new of each sample as it comes; texts joined are `generate`'s texts."""
-        rows = self._rows(self._requests_of(prompts, sampling_params))
-        return self._deltas(rows)
+        asked = self._intake.take(prompts, sampling_params, self._programs.rule)
+        return self._deltas(self._rows(asked))
 
     def stream_chat(
         self,
@@ -166,7 +173,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """`stream` for a conversation, or several."""
-        return self.stream(self._chat_prompts(messages), sampling_params)
+        return self.stream(self._intake.conversations(messages), sampling_params)
 
     def warmup(self, *, rows: int = 1, max_tokens: int | None = None) -> None:
         """Compiles the programs for ``rows`` rows of up to ``max_tokens`` tokens with the prompt.
@@ -188,67 +195,22 @@ class LLM:
 
     # Requests.
 
-    def _requests_of(self, prompts, sampling_params) -> list[tuple[str | None, list[int], Any]]:
-        prompts = listed(prompts)
-        if not prompts:
-            raise ValueError("no prompt given: the list of prompts is empty")
-        every = params_of_each(sampling_params, len(prompts))
-        requests = []
-        for number, (prompt, params) in enumerate(zip(prompts, every, strict=True)):
-            text, ids = self._tokenize(number, prompt)
-            self._check(number, ids, params)
-            requests.append((text, ids, params))
-        return requests
-
-    def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            prompt = prompt_of_mapping(number, prompt)
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
-            raise ValueError(f"prompt {number} is {prompt!r}: give text, or a list of token ids")
-        return None, [token_id(number, token) for token in prompt]
-
-    def _check(self, number: int, ids: list[int], params: SamplingParams) -> None:
-        if not ids:
-            raise ValueError(f"prompt {number} is empty: give at least one token")
-        if len(ids) >= self.max_model_len:
-            raise ValueError(
-                f"prompt {number} has {len(ids)} tokens and max_model_len is "
-                f"{self.max_model_len}: at most {self.max_model_len - 1} leave room for an answer"
-            )
-        for name, given in (("token", ids), ("stop token", params.stop_token_ids)):
-            wrong = [token for token in given if not 0 <= token < self.model.vocab_size]
-            if wrong:
-                raise ValueError(
-                    f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
-                    f"{self.model.vocab_size}, 0 to {self.model.vocab_size - 1}"
-                )
-        if self._programs.rule.greedy_only and params.temperature >= GREEDY_BELOW:
-            raise ValueError(
-                f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
-                "choose the rule 'coupled' or another"
-            )
-
-    def _chat_prompts(self, messages) -> list[list[int]]:
-        if not isinstance(messages, Sequence) or isinstance(messages, str):
-            raise ValueError(
-                "a conversation is a list of {'role': ..., 'content': ...}, not "
-                f"{type(messages).__name__}"
-            )
-        if not messages:
-            raise ValueError("no message given: the conversation is empty")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
-        return [self.tokenizer.apply_chat_template(one) for one in conversations]
-
-    def _rows(self, requests) -> list[Row]:
+    def _rows(self, asked: list[Asked]) -> list[Row]:
         rows = []
-        for number, (_, ids, params) in enumerate(requests):
-            key = self._request_key(params)
-            for sample in range(params.n):
-                sample_key = jax.random.fold_in(key, sample)
-                detokenizer = self._detokenizer(params)
-                rows.append(Row(number, sample, ids, params, sample_key, detokenizer))
+        for number, one in enumerate(asked):
+            key = self._request_key(one.params)
+            for sample in range(one.params.n):
+                row = Row(
+                    request=number,
+                    index=sample,
+                    prompt=one.ids,
+                    params=one.params,
+                    key=jax.random.fold_in(key, sample),
+                    detokenizer=self._detokenizer(one.params),
+                    bad_words=one.bad_words,
+                    grammar=one.grammar,
+                )
+                rows.append(row)
         return rows
 
     def _request_key(self, params: SamplingParams):
@@ -324,20 +286,24 @@ class LLM:
         source = [list(prompts).index(row.request) for row in group]
         idle = [None] * (rows - len(group))
         return (
-            request_arrays([*group, *idle], buffer, self.model.eos_ids),
+            request_arrays([*group, *idle], buffer, self.model.eos_ids, self.model.vocab_size),
             jnp.asarray(tokens),
             jnp.asarray(source + [0] * len(idle), jnp.int32) if shared else None,
         )
 
     def _take(self, group, state, trace: Trace | None, since: float) -> None:
         """Brings new tokens to the host, turns them to text, and ends rows that are through."""
-        context, finish, stats = jax.device_get((state.context, state.finish, state.stats))
+        context, finish, stats, scores = jax.device_get(
+            (state.context, state.finish, state.stats, state.scores)
+        )
         seconds = time.perf_counter() - since
         for place, row in enumerate(group):
             if row.output is not None:
                 continue
             begin = len(row.prompt) + len(row.token_ids)
             new = context.tokens[place, begin : context.length[place]].tolist()
+            if row.params.logprobs is not None:
+                row.scores = scores_of(scores, place, len(row.prompt), int(context.length[place]))
             self._take_row(row, place, new, int(finish[place]), stats, trace, seconds)
 
     def _take_row(self, row, place, new, finish, stats: Stats, trace, seconds) -> None:
@@ -370,7 +336,10 @@ class LLM:
             decode_seconds=seconds if len(row.token_ids) > 1 else 0.0,
             counts=row.counts or Counts(0, 0, depths, depths, 0, 0),
         )
-        row.output = CompletionOutput(row.index, row.text, row.token_ids, reason, stop, metrics)
+        logprobs = token_logprobs(row.scores, row.token_ids, row.params.logprobs)
+        row.output = CompletionOutput(
+            row.index, row.text, row.token_ids, reason, stop, metrics, logprobs
+        )
 
     def _deltas(self, rows: list[Row]) -> Iterator[Delta]:
         told = set()
@@ -416,13 +385,12 @@ def _stop_id(row: Row, finish: int) -> int | None:
     return last if finish == STOPPED and last in row.params.stop_token_ids else None
 
 
-def _collect(requests, rows) -> list[RequestOutput]:
-    outputs: list[list[CompletionOutput]] = [[] for _ in requests]
+def _collect(asked: list[Asked], rows: list[Row]) -> list[RequestOutput]:
+    outputs: list[list[CompletionOutput]] = [[] for _ in asked]
     for row in rows:
         outputs[row.request].append(row.output)
     return [
-        RequestOutput(text, ids, done)
-        for (text, ids, _), done in zip(requests, outputs, strict=True)
+        RequestOutput(one.text, one.ids, done) for one, done in zip(asked, outputs, strict=True)
     ]
 
 

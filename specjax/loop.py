@@ -5,6 +5,7 @@
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,11 +16,15 @@ from jaxtyping import Array, Float, Int
 
 from specjax import tree
 from specjax.choose import chooser
+from specjax.history import History, Seen, drafted_paths
 from specjax.noise import Noise
 from specjax.prefill import Prefilled, prefill
 from specjax.sampling import first_argmax, log_probs
+from specjax.scores import acceptance, certain, no_scores, put, score
+from specjax.shaping import shape
 from specjax.types import (
     LENGTH,
+    NO_PARENT,
     RUNNING,
     STOPPED,
     AcceptResult,
@@ -29,6 +34,7 @@ from specjax.types import (
     Feedback,
     Request,
     Rule,
+    Scores,
     SpecState,
     Stats,
     Target,
@@ -115,12 +121,13 @@ def step(
     """
     context = state.context
     root = context.length - 1
-    choose = chooser(rule.draws, request.sampling, request.keys, root)
+    looks = partial(_history, request, context, state.seen)
+    choose = chooser(rule.draws, request.sampling, request.keys, root, looks)
     draft, draft_state = drafter.draft(drafter_params, state.draft_state, context, choose)
+    draft = _limited(draft, request.max_drafted)
     verified = _verify_narrowest(target, params, drafter, rule, request, state, draft)
-    cache, result, features, logits = verified
+    cache, result, emitted, features, logits, scores = verified
 
-    emitted = _emitted(draft, result)
     full = result.num_accepted + 1
     count, finish = _cut(emitted, full, context, request, state.finish)
     path = None if drafter.is_chain else result.path
@@ -131,6 +138,8 @@ def step(
         draft_state=drafter.update(drafter_params, draft_state, feedback),
         finish=finish,
         stats=_tally(state, drafter, draft, full, count),
+        seen=state.seen.after(request.sampling, emitted, count),
+        scores=None if scores is None else put(state.scores, scores, context.length, count),
     )
 
 
@@ -185,25 +194,56 @@ def verify(
     draft: Draft,
     logits: Float[Array, "B N V"],
     request: Request,
-    root: Int[Array, " B"],
-) -> AcceptResult:
+    context: Context,
+    seen: Seen,
+) -> tuple[AcceptResult, Float[Array, "B N V"]]:
     """Lets the rule decide for every row; a greedy row takes the target's most likely tokens.
 
-    Nothing random is computed in a call without a row that samples.
+    Returns also the logits that it decided by: those that the sampling parameters have shaped.
     """
-    logits = logits.astype(jnp.float32)
-    greedy = jax.vmap(walk)(draft, first_argmax(logits))
+    sampling = request.sampling
+    paths = drafted_paths(draft, draft.tokens.shape[1] - 1)
+    shaped = shape(sampling, logits.astype(jnp.float32), _history(request, context, seen, paths))
+    greedy = jax.vmap(walk)(draft, first_argmax(shaped))
 
     def sampled():
-        log_p = log_probs(request.sampling, logits)
-        result = jax.vmap(rule)(draft, log_p, Noise(request.keys, root))
+        log_p = log_probs(sampling, shaped)
+        result = jax.vmap(rule)(draft, log_p, Noise(request.keys, context.length - 1))
         return jax.tree.map(
-            lambda taken, other: jnp.where(_rows(request.sampling.greedy, taken), taken, other),
+            lambda taken, other: jnp.where(_rows(sampling.greedy, taken), taken, other),
             greedy,
             result,
         )
 
-    return lax.cond(jnp.all(request.sampling.greedy), lambda: greedy, sampled)
+    return lax.cond(jnp.all(sampling.greedy), lambda: greedy, sampled), shaped
+
+
+def _history(request, context, seen, path) -> History | None:
+    """What the sampling parameters are told of nodes with these drafted ancestors."""
+    if not request.sampling.looks_back:
+        return None
+    return History(context, request.prompt_length, seen, path)
+
+
+def _limited(draft: Draft, depths: Int[Array, " B"] | None) -> Draft:
+    """The draft without the levels below ``depths``; those drawn above them stay as they are."""
+    if depths is None:
+        return draft
+    beyond = tree.depth(draft.parents) > depths[:, None]
+    return replace(draft, parents=jnp.where(beyond, NO_PARENT, draft.parents))
+
+
+def _scored(rule, draft, result, emitted, logits, shaped, request) -> Scores | None:
+    """Scores of what each row's path emits, where they are asked for."""
+    if request.logprobs is None:
+        return None
+    log_p = log_probs(request.sampling, shaped)
+    by_rule = jax.vmap(partial(acceptance, rule))(draft, log_p, result)
+    decided = jax.vmap(certain)(draft, result)
+    decided = jnp.where(jnp.isnan(by_rule), by_rule, decided)
+    likely = jnp.where(request.sampling.greedy[:, None], decided, by_rule)
+    wide = logits.astype(jnp.float32)
+    return score(draft, result, emitted, wide, log_p, likely, request.logprobs)
 
 
 def _verify_narrowest(target, params, drafter, rule, request, state, draft):
@@ -213,20 +253,22 @@ def _verify_narrowest(target, params, drafter, rule, request, state, draft):
     that passes through one in which layers are scanned: all of it, at every layer, on TPU.
     """
     depths = drafter.max_depth + 1
-    root = state.context.length - 1
 
     def at_width(width, cache):
         part = jax.tree.map(lambda x: x[:, :width], draft)
         parents = None if drafter.is_chain else part.parents
         out = target(params, part.tokens, parents, cache, taps=drafter.taps)
-        result = verify(rule, part, out.logits, request, root)
+        result, shaped = verify(rule, part, out.logits, request, state.context, state.seen)
         path = _to_width(result.path, depths, edge=True)
+        result = replace(result, path=path)
+        emitted = _emitted(part, result)
+        scores = _scored(rule, part, result, emitted, out.logits, shaped, request)
         features = logits = None
         if "features" in drafter.needs:
             features = tree.take_path(out.features, path)
         if "logits" in drafter.needs:
             logits = _to_width(out.logits, drafter.num_nodes)
-        return out.cache, replace(result, path=path), features, logits
+        return out.cache, result, emitted, features, logits, scores
 
     widths = drafter.widths
     if len(widths) == 1:
@@ -300,10 +342,16 @@ def _first_token(rule, request, prompt: Context, cache, logits, drafter) -> Spec
     """Draws and commits the token after each prompt: a plain step whose root is cached already."""
     batch = prompt.length.shape[0]
     root = Draft(tokens=jnp.zeros((batch, 1), jnp.int32), parents=tree.chain(batch, 1))
-    result = verify(rule, root, logits[:, None], request, prompt.length - 1)
+    logits = logits[:, None]
+    seen = Seen.of_prompts(request.sampling, prompt, logits.shape[-1])
+    result, shaped = verify(rule, root, logits, request, prompt, seen)
     idle = jnp.where(request.limit > prompt.length, RUNNING, LENGTH).astype(jnp.int32)
     emitted = result.next_token[:, None]
     count, finish = _cut(emitted, jnp.ones((batch,), jnp.int32), prompt, request, idle)
+    scores = _scored(rule, root, result, emitted, logits, shaped, request)
+    if scores is not None:
+        nothing = no_scores(batch, prompt.tokens.shape[1], request.logprobs)
+        scores = put(nothing, scores, prompt.length, count)
     zeros = jnp.zeros((batch,), jnp.int32)
     by_depth = jnp.zeros((batch, drafter.max_depth), jnp.int32)
     return SpecState(
@@ -312,6 +360,8 @@ def _first_token(rule, request, prompt: Context, cache, logits, drafter) -> Spec
         draft_state=None,
         finish=finish,
         stats=Stats(zeros, zeros, by_depth, by_depth, zeros, zeros),
+        seen=seen.after(request.sampling, emitted, count),
+        scores=scores,
     )
 
 

@@ -1,8 +1,31 @@
 """What a generation gives back, in the names of vLLM's outputs."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from specjax.metrics import Metrics
+from specjax.types import Scores
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """What target and rule thought of one token of the output.
+
+    Attributes:
+        token_id: the token.
+        logprob: its log-probability under the model's own law, before any sampling parameter.
+        processed_logprob: the same under the law that was sampled; 0 where that is greedy.
+        top: the most likely token ids under the model's own law and their log-probabilities, most
+            likely first.
+        acceptance_probability: how likely a draft was to stand here; None where none was drafted.
+    """
+
+    token_id: int
+    logprob: float
+    processed_logprob: float
+    top: dict[int, float]
+    acceptance_probability: float | None
 
 
 @dataclass(frozen=True)
@@ -11,7 +34,8 @@ class CompletionOutput:
 
     ``finish_reason`` is "stop" (EOS, a stop id or string), "length", or "abort" where the run was
     interrupted. ``stop_reason`` is the stop string or id that ended it, None for EOS.
-    ``token_ids`` go up to and including the token that completed the stop.
+    ``token_ids`` go up to and including the token that completed the stop; ``logprobs`` has an
+    entry for each of them, where they were asked for.
     """
 
     index: int
@@ -20,6 +44,7 @@ class CompletionOutput:
     finish_reason: str
     stop_reason: str | int | None
     metrics: Metrics
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,3 +84,30 @@ class Delta:
     @property
     def finish_reason(self) -> str | None:
         return None if self.output is None else self.output.finish_reason
+
+
+def scores_of(scores: Scores, row: int, begin: int, end: int) -> Scores:
+    """The scores of one row's output, as lists, out of those of all rows on the host."""
+    parts = scores.raw, scores.processed, scores.top_ids, scores.top, scores.acceptance
+    return Scores(*(part[row, begin:end].tolist() for part in parts))
+
+
+def token_logprobs(
+    scores: Any, token_ids: list[int], alternatives: int | None
+) -> list[TokenLogprobs] | None:
+    """The scores of one output's tokens; None where none were asked for."""
+    if alternatives is None:
+        return None
+    if scores is None:
+        return []
+    columns = scores.raw, scores.processed, scores.top_ids, scores.top, scores.acceptance
+    return [
+        TokenLogprobs(
+            token_id=token,
+            logprob=raw,
+            processed_logprob=processed,
+            top=dict(zip(ids[:alternatives], values[:alternatives], strict=True)),
+            acceptance_probability=None if math.isnan(acceptance) else acceptance,
+        )
+        for token, raw, processed, ids, values, acceptance in zip(token_ids, *columns, strict=False)
+    ]

@@ -10,19 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from specjax.generate import next_power_of_two
+from specjax.grammar import Grammar
 from specjax.metrics import Counts
 from specjax.outputs import CompletionOutput
-from specjax.sampling import Sampling
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.text import Detokenizer
-from specjax.types import Request
+from specjax.types import Scores
 
 Prompt = str | Sequence[int] | np.ndarray | Array | Mapping[str, Any]
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 SMALLEST_BUFFER = 128
-# Rows of end ids are this wide at least, so that a few stop ids don't compile another program.
-SMALLEST_ENDS = 8
 INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -36,12 +33,15 @@ class Row:
     params: SamplingParams
     key: Any
     detokenizer: Detokenizer
+    bad_words: list[list[int]] = field(default_factory=list)
+    grammar: Grammar | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     pending_text: str = ""
     pending_ids: list[int] = field(default_factory=list)
     output: CompletionOutput | None = None
     counts: Counts | None = None
+    scores: Scores | None = None
     ttft: float = 0.0
 
 
@@ -121,31 +121,3 @@ def groups(rows: list[Row], size: int) -> Iterator[list[Row]]:
 def distinct_prompts(group: list[Row]) -> dict[int, list[int]]:
     """The prompts of a group, each once, by the number of its request."""
     return {row.request: row.prompt for row in group}
-
-
-def request_arrays(rows: Sequence[Row | None], buffer: int, eos_ids: Sequence[int]) -> Request:
-    """What the loop is asked, a row each; None is a row that is done from the start."""
-    busy = [row for row in rows if row is not None]
-    ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
-    width = next_power_of_two(max(SMALLEST_ENDS, *map(len, ends)))
-    prompt = jnp.array([1 if row is None else len(row.prompt) for row in rows], jnp.int32)
-    budgets = [0 if row is None else min(row.params.max_tokens, buffer) for row in rows]
-    budget = jnp.array(budgets, jnp.int32)
-    spare = SamplingParams(temperature=0.0)
-    params = [spare if row is None else row.params for row in rows]
-    return Request(
-        prompt_length=prompt,
-        limit=jnp.minimum(prompt + budget, buffer),
-        eos_ids=jnp.array([[*end, *[-1] * (width - len(end))] for end in ends], jnp.int32),
-        keys=jnp.stack([(busy[0] if row is None else row).key for row in rows]),
-        sampling=Sampling(
-            temperature=jnp.array([one.temperature for one in params], jnp.float32),
-            top_k=jnp.array([min(max(one.top_k, 0), INT32_MAX) for one in params], jnp.int32),
-            top_p=jnp.array([one.top_p for one in params], jnp.float32),
-            min_p=jnp.array([one.min_p for one in params], jnp.float32),
-        ),
-    )
-
-
-def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
-    return (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)

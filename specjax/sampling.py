@@ -1,11 +1,13 @@
 """From logits to the law that is sampled: one function for draft, target, residual and plain steps.
 
-The order of transforms is vLLM's: temperature, min-p, top-k, top-p. (Transformers applies min-p
-last.) All values are traced, one a row, so greedy, sampled and differently truncated rows share
-one compiled call; truncation costs nothing in a call where no row asks for it.
+What is done to logits before is `specjax.shaping`'s. Here the order is vLLM's: temperature, min-p,
+top-k, top-p. (Transformers applies min-p last.) All values are traced, one a row, so greedy,
+sampled and differently truncated rows share one compiled call; truncation costs nothing in a call
+where no row asks for it.
 """
 
 import typing
+from collections.abc import Callable
 from typing import Self
 
 import jax
@@ -13,6 +15,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
+
+from specjax.grammar import Grammar
+from specjax.penalties import Penalties
 
 GREEDY_BELOW = 1e-5
 
@@ -22,32 +27,110 @@ GREEDY_BELOW = 1e-5
 class Sampling:
     """Sampling parameters, a row each.
 
-    A temperature below 1e-5 is greedy. ``top_k <= 0`` or ``>= V``, ``top_p >= 1`` and
-    ``min_p <= 0`` are off.
+    Those that are None are absent from what is compiled; the others are traced.
+
+    Attributes:
+        temperature: below 1e-5 is greedy.
+        top_k: ``<= 0`` or ``>= V`` is off.
+        top_p: ``>= 1`` is off.
+        min_p: ``<= 0`` is off.
+        bias: added to the logits; -inf bans a token. At least one token must be left.
+        penalties: for what prompt and output hold already.
+        min_tokens: tokens of output before any of ``ends`` may come.
+        ends: the ids that ``min_tokens`` holds back, padded with -1.
+        bad_words: token sequences that the output must not hold, padded with -1 at their start.
+        grammar: the automaton that the output follows, all rows' grammars in one.
+        grammar_start: the state that each row's output starts from.
+        processed: the rows whose logits ``processor`` changes.
+        processor: ``processor(logits [V], past) -> logits [V]``, a hashable function in JAX of one
+            token's logits and its `specjax.history.Past`; static.
     """
 
     temperature: Float[Array, " B"]
     top_k: Int[Array, " B"]
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
+    bias: Float[Array, "B V"] | None = None
+    penalties: Penalties | None = None
+    min_tokens: Int[Array, " B"] | None = None
+    ends: Int[Array, "B Z"] | None = None
+    bad_words: Int[Array, "B Q J"] | None = None
+    grammar: Grammar | None = None
+    grammar_start: Int[Array, " B"] | None = None
+    processed: Bool[Array, " B"] | None = None
+    processor: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
-    def create(cls, batch: int, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> Self:
-        """Parameters for ``batch`` rows, from scalars or one value a row."""
+    def create(
+        cls,
+        batch: int,
+        *,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=None,
+        presence_penalty=None,
+        frequency_penalty=None,
+        bias=None,
+        min_tokens=None,
+        ends=None,
+        bad_words=None,
+        grammar=None,
+        grammar_start=None,
+        processor=None,
+        processed=True,
+    ) -> Self:
+        """Parameters for ``batch`` rows, from values for all of them or one value a row."""
 
-        def rows(value, dtype):
-            return jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
+        def rows(value, dtype, *own):
+            value = jnp.asarray(value, dtype)
+            return jnp.broadcast_to(value, (batch, *value.shape[value.ndim - len(own) :]))
 
+        def given(value, dtype, *own):
+            return None if value is None else rows(value, dtype, *own)
+
+        penalties = repetition_penalty, presence_penalty, frequency_penalty
+        if min_tokens is not None and ends is None:
+            raise ValueError("min_tokens needs ends, the ids that it holds back")
+        if grammar is not None and grammar_start is None:
+            grammar_start = grammar.start
         return cls(
             temperature=rows(temperature, jnp.float32),
             top_k=rows(top_k, jnp.int32),
             top_p=rows(top_p, jnp.float32),
             min_p=rows(min_p, jnp.float32),
+            bias=given(bias, jnp.float32, "V"),
+            penalties=_penalties(batch, *penalties),
+            min_tokens=given(min_tokens, jnp.int32),
+            ends=given(ends, jnp.int32, "Z"),
+            bad_words=given(bad_words, jnp.int32, "Q", "J"),
+            grammar=grammar,
+            grammar_start=given(grammar_start, jnp.int32),
+            processed=None if processor is None else rows(processed, bool),
+            processor=processor,
         )
 
     @property
     def greedy(self) -> Bool[Array, " B"]:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether any parameter depends on the tokens that came before."""
+        parts = self.penalties, self.min_tokens, self.bad_words, self.grammar, self.processor
+        return any(part is not None for part in parts)
+
+
+def _penalties(batch, repetition, presence, frequency) -> Penalties | None:
+    if repetition is None and presence is None and frequency is None:
+        return None
+    return Penalties.create(
+        batch,
+        repetition=1.0 if repetition is None else repetition,
+        presence=0.0 if presence is None else presence,
+        frequency=0.0 if frequency is None else frequency,
+    )
 
 
 def first_argmax(values: Float[Array, "*B V"]) -> Int[Array, "*B"]:

@@ -1,9 +1,12 @@
 """What a request asks for, in the names and meanings of vLLM's ``SamplingParams``."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
+
+STRUCTURES = ("regex", "json", "choice")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,22 @@ class SamplingParams:
         ignore_eos: go on after EOS.
         include_stop_str_in_output: cut after the stop string, not before.
         skip_special_tokens: leave special tokens out of the text.
+        min_tokens: before so many tokens neither EOS nor a stop id comes; a stop string may.
+        repetition_penalty: divides the likelihood of what prompt or output hold; 1 is off.
+        presence_penalty: taken from the logits of what the output holds, in [-2, 2].
+        frequency_penalty: the same for each time that the output holds it, in [-2, 2].
+        logit_bias: added to the logits of token ids; -inf bans.
+        allowed_token_ids: no other ids come; None allows all.
+        banned_token_ids: ids that never come.
+        bad_words: strings whose tokens, spelled with or without a space before, never come in a
+            row.
+        structured_outputs: ``{"regex": ...}``, ``{"json": schema}`` or ``{"choice": [...]}``: the
+            text matches it. Needs the extra ``grammar``.
+        logits_processor: ``f(logits [V], past) -> logits [V]`` in JAX, applied after the penalties;
+            ``past`` is a `specjax.history.Past`. Requests decoded together share one function.
+        logprobs: score every token, with so many alternatives; None does not.
+        num_speculative_tokens: at most so many drafted tokens a round, 0 decodes plainly; None is
+            the drafter's number.
 
     Raises ValueError for a value out of range or of another type.
     """
@@ -40,8 +59,26 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    banned_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    structured_outputs: Mapping[str, Any] | None = None
+    logits_processor: Callable[..., Any] | None = None
+    logprobs: int | None = None
+    num_speculative_tokens: int | None = None
 
     def __post_init__(self):
+        self._check_draw()
+        self._check_ends()
+        self._check_shaping()
+        self._check_structure()
+
+    def _check_draw(self):
         require_integer("n", self.n, at_least=1)
         require_integer("max_tokens", self.max_tokens, at_least=1)
         require_integer("top_k", self.top_k)
@@ -58,6 +95,16 @@ class SamplingParams:
         _require(0 < self.top_p <= 1, f"top_p is {self.top_p}: it must lie in (0, 1]")
         _require(self.top_k >= -1, f"top_k is {self.top_k}: 0 or -1 is off, else at least 1")
         _require(0 <= self.min_p <= 1, f"min_p is {self.min_p}: it must lie in [0, 1]")
+        for name in ("logprobs", "num_speculative_tokens"):
+            if getattr(self, name) is not None:
+                require_integer(name, getattr(self, name), at_least=0)
+
+    def _check_ends(self):
+        require_integer("min_tokens", self.min_tokens, at_least=0)
+        _require(
+            self.min_tokens <= self.max_tokens,
+            f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}",
+        )
         _require(
             _is_list_of(self.stop_token_ids, Integral),
             f"stop_token_ids is {self.stop_token_ids!r}: it must be a list of token ids",
@@ -67,6 +114,50 @@ class SamplingParams:
             f"stop is {self.stop!r}: it must be a string or a list of strings",
         )
         _require(all(self.stop_strings), "a stop string is empty: every text contains it")
+
+    def _check_shaping(self):
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            real = isinstance(value, Real) and math.isfinite(value)
+            _require(real, f"{name} is {value!r}: it must be a finite number")
+        _require(
+            self.repetition_penalty > 0,
+            f"repetition_penalty is {self.repetition_penalty}: it must be more than 0; 1 is off",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, f"{name} is {value}: it must lie in [-2, 2]")
+        for id, bias in (self.logit_bias or {}).items():
+            number = isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
+            _require(number, f"logit_bias of token {id!r} is {bias!r}: give a number, or -inf")
+        for name in ("allowed_token_ids", "banned_token_ids"):
+            ids = getattr(self, name)
+            listed = ids is None or _is_list_of(ids, Integral)
+            _require(listed, f"{name} is {ids!r}: it must be a list of token ids")
+        _require(
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            "allowed_token_ids is empty: no token could come; None allows all",
+        )
+        words = not isinstance(self.bad_words, str) and _is_list_of(self.bad_words, str)
+        _require(words, f"bad_words is {self.bad_words!r}: it must be a list of strings")
+        _require(all(self.bad_words), "a bad word is empty: every text contains it")
+
+    def _check_structure(self):
+        wanted = self.structured_outputs
+        if wanted is not None:
+            known = (
+                isinstance(wanted, Mapping) and len(wanted) == 1 and set(wanted) <= {*STRUCTURES}
+            )
+            _require(
+                known,
+                f"structured_outputs is {wanted!r}: give a dictionary with one of "
+                f"{', '.join(STRUCTURES)}",
+            )
+        function = self.logits_processor
+        _require(
+            function is None or callable(function),
+            f"logits_processor is {function!r}: it must be a function of (logits, past)",
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

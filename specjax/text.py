@@ -98,11 +98,14 @@ class Tokenizer:
         """The token of an id, in the vocabulary's own spelling; None if the id is only padding."""
         return self._vocabulary.get(index(id))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text, with one BOS before it if the model wants one, and never two.
 
-        Raises TokenizerError for a text with lone surrogates, which no bytes stand for.
+        ``add_special_tokens=False`` gives the ids of a piece of text alone. Raises
+        TokenizerError for a text with lone surrogates, which no bytes stand for.
         """
+        if not add_special_tokens:
+            return self._encode(text, add_special_tokens=False)
         encoded = self._encode(text, add_special_tokens=self.add_bos is None)
         if self.add_bos and self.bos_id is not None:
             encoded = [self.bos_id, *encoded]

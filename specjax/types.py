@@ -111,7 +111,9 @@ class Stats:
 class Request:
     """What is asked of each row; constant while the loop runs.
 
-    ``limit`` is the context length at which a row ends, ``eos_ids`` are padded with -1.
+    ``limit`` is the context length at which a row ends, ``eos_ids`` are padded with -1. Of a draft
+    a row takes at most ``max_drafted`` levels: 0 decodes plainly, None is no limit. ``logprobs``
+    asks for `Scores` with so many alternatives, None for none.
     """
 
     prompt_length: Int[Array, " B"]
@@ -119,18 +121,46 @@ class Request:
     eos_ids: Int[Array, "B Z"]
     keys: Key[Array, " B"]
     sampling: Any
+    max_drafted: Int[Array, " B"] | None = None
+    logprobs: int | None = struct.field(pytree_node=False, default=None)
+
+
+@typing.no_type_check
+@struct.dataclass
+class Scores:
+    """What target and rule thought of each token, at its place in the context.
+
+    Attributes:
+        raw: log-probability under the target's own law, before any sampling parameter.
+        processed: the same under the law that was sampled.
+        top_ids: the most likely ids under the target's own law, most likely first.
+        top: their log-probabilities.
+        acceptance: probability with which the rule went on to a draft of this token; NaN where
+            none was drafted. Rules that share the target's noise leave nothing to chance: 0 or 1.
+    """
+
+    raw: Float[Array, "B L"]
+    processed: Float[Array, "B L"]
+    top_ids: Int[Array, "B L alternatives"]
+    top: Float[Array, "B L alternatives"]
+    acceptance: Float[Array, "B L"]
 
 
 @typing.no_type_check
 @struct.dataclass
 class SpecState:
-    """Everything that the loop carries. ``finish`` is RUNNING, STOPPED or LENGTH, a row each."""
+    """Everything that the loop carries. ``finish`` is RUNNING, STOPPED or LENGTH, a row each.
+
+    ``seen`` is what the sampling parameters remember of the context (`specjax.history.Seen`).
+    """
 
     context: Context
     cache: "Cache"
     draft_state: Any
     finish: Int[Array, " B"]
     stats: Stats
+    seen: Any = None
+    scores: Scores | None = None
 
     @property
     def done(self) -> Bool[Array, " B"]:
@@ -157,6 +187,7 @@ class Generation:
     prompt_length: Int[Array, " B"]
     finish: Int[Array, " B"]
     stats: Stats
+    scores: Scores | None = None
 
 
 class Cache(Protocol):

@@ -1,0 +1,141 @@
+"""Takes in what a user asks of an engine: prompts to token ids, and everything checked at once.
+
+Whatever is refused here is refused before anything is compiled, in one sentence.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specjax.grammar import Grammar, compile_choice, compile_json_schema, compile_regex
+from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
+from specjax.sampling import GREEDY_BELOW
+from specjax.sampling_params import SamplingParams
+from specjax.text import Tokenizer
+from specjax.types import Rule
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt, ready to decode: its text if it was text, and its parameters resolved to ids."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    bad_words: list[list[int]] = field(default_factory=list)
+    grammar: Grammar | None = None
+
+
+@dataclass
+class Intake:
+    """What prompts and parameters are checked against; keeps the grammars that it has compiled."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    eos_ids: Sequence[int]
+    max_model_len: int
+    grammars: dict[str, Grammar] = field(default_factory=dict)
+
+    def take(self, prompts: Any, sampling_params: Any, rule: Rule) -> list[Asked]:
+        """Raises ValueError naming the prompt and the remedy."""
+        prompts = listed(prompts)
+        if not prompts:
+            raise ValueError("no prompt given: the list of prompts is empty")
+        every = params_of_each(sampling_params, len(prompts))
+        pairs = [self._one(*one, rule) for one in enumerate(zip(prompts, every, strict=True))]
+        _check_processors(every)
+        return pairs
+
+    def conversations(self, messages: Any) -> list[list[int]]:
+        """The prompts of a conversation, or of several."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ValueError(
+                "a conversation is a list of {'role': ..., 'content': ...}, not "
+                f"{type(messages).__name__}"
+            )
+        if not messages:
+            raise ValueError("no message given: the conversation is empty")
+        several = [messages] if isinstance(messages[0], Mapping) else messages
+        return [self.tokenizer.apply_chat_template(one) for one in several]
+
+    def _one(self, number: int, pair, rule: Rule) -> Asked:
+        prompt, params = pair
+        text, ids = self._tokenize(number, prompt)
+        self._check_prompt(number, ids)
+        self._check_ids(number, ids, params)
+        if rule.greedy_only and params.temperature >= GREEDY_BELOW:
+            raise ValueError(
+                f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
+                "choose the rule 'coupled' or another"
+            )
+        words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        return Asked(text, ids, params, words, self._grammar(params.structured_outputs))
+
+    def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            prompt = prompt_of_mapping(number, prompt)
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+            raise ValueError(f"prompt {number} is {prompt!r}: give text, or a list of token ids")
+        return None, [token_id(number, token) for token in prompt]
+
+    def _check_prompt(self, number: int, ids: list[int]) -> None:
+        if not ids:
+            raise ValueError(f"prompt {number} is empty: give at least one token")
+        if len(ids) >= self.max_model_len:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens and max_model_len is "
+                f"{self.max_model_len}: at most {self.max_model_len - 1} leave room for an answer"
+            )
+
+    def _check_ids(self, number: int, ids: list[int], params: SamplingParams) -> None:
+        every = {
+            "token": ids,
+            "stop token": params.stop_token_ids,
+            "allowed token": params.allowed_token_ids or (),
+            "banned token": params.banned_token_ids,
+            "logit_bias": params.logit_bias or {},
+        }
+        for name, given in every.items():
+            wrong = [id for id in given if not 0 <= token_id(number, id) < self.vocab_size]
+            if wrong:
+                raise ValueError(
+                    f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
+                    f"{self.vocab_size}, 0 to {self.vocab_size - 1}"
+                )
+        possible = params.allowed_token_ids
+        possible = range(self.vocab_size) if possible is None else possible
+        banned = {id for id, bias in (params.logit_bias or {}).items() if bias == float("-inf")}
+        banned |= set(params.banned_token_ids)
+        if len(banned) > 0 and not set(possible) - banned:
+            raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        """The tokens of a word at the start of a text and, where they differ, after a space."""
+        bare = word.lstrip()
+        plain = self.tokenizer.encode(bare, add_special_tokens=False)
+        spaced = self.tokenizer.encode(" " + bare, add_special_tokens=False)
+        return [plain] if plain == spaced else [plain, spaced]
+
+    def _grammar(self, structure: Mapping[str, Any] | None) -> Grammar | None:
+        if structure is None:
+            return None
+        (kind, wanted), name = next(iter(structure.items())), repr(structure)
+        if name not in self.grammars:
+            compile_kind = {
+                "regex": compile_regex,
+                "json": compile_json_schema,
+                "choice": compile_choice,
+            }[kind]
+            self.grammars[name] = compile_kind(wanted, self.tokenizer, self.eos_ids)
+        return self.grammars[name]
+
+
+def _check_processors(every: Sequence[SamplingParams]) -> None:
+    functions = {one.logits_processor for one in every} - {None}
+    if len(functions) > 1:
+        raise ValueError(
+            f"{len(functions)} different logits_processor in one call: the rows of a call are one "
+            "program; call once for each, or write one function that tells them apart"
+        )

@@ -1,0 +1,77 @@
+"""What changes a row's logits before its temperature: bans, bias, a grammar, penalties, a function.
+
+The order is vLLM's: allowed ids and bans, minimum length, bias, penalties, then the user's own
+function. Bans that would leave no token at all are dropped where that happens, so that every node
+has a law: the grammar comes first, bad words and the minimum length yield to it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from specjax.grammar import allowed
+from specjax.history import History
+from specjax.penalties import penalise
+from specjax.sampling import Sampling
+from specjax.types import NO_TOKEN
+
+
+def shape(
+    sampling: Sampling, logits: Float[Array, "B N V"], history: History | None
+) -> Float[Array, "B N V"]:
+    """Logits that the temperature and the truncations go on from.
+
+    ``history`` may be None where `Sampling.looks_back` is False.
+    """
+    if sampling.bias is not None:
+        logits = logits + sampling.bias.astype(logits.dtype)[:, None]
+    if history is None:
+        return logits
+    if sampling.grammar is not None:
+        state = history.grammar_state(sampling)
+        logits = _ban(logits, ~allowed(sampling.grammar, state))
+    if sampling.bad_words is not None:
+        logits = _ban(logits, _ends_bad_word(sampling, logits, history))
+    if sampling.min_tokens is not None:
+        logits = _ban(logits, _too_early(sampling, logits, history))
+    if sampling.penalties is not None:
+        logits = penalise(sampling.penalties, logits, history)
+    if sampling.processor is not None:
+        logits = _process(sampling, logits, history)
+    return logits
+
+
+def _ban(logits, banned: Bool[Array, "B N V"]):
+    left = jnp.where(banned, -jnp.inf, logits)
+    any_left = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
+    return jnp.where(any_left, left, logits)
+
+
+def _marked(logits, ids, wanted) -> Bool[Array, "B N V"]:
+    """Which tokens are among the ``wanted`` of ``ids`` [B N Q]."""
+    batch, nodes, vocabulary = logits.shape
+    row = jnp.arange(batch)[:, None, None]
+    node = jnp.arange(nodes)[None, :, None]
+    column = jnp.where(wanted & (ids != NO_TOKEN), ids, vocabulary)
+    return jnp.zeros(logits.shape, bool).at[row, node, column].set(True, mode="drop")
+
+
+def _ends_bad_word(sampling, logits, history):
+    """The last token of each bad word whose other tokens the output ends with."""
+    words = sampling.bad_words[:, None]
+    before = history.last_of_output(words.shape[-1] - 1)[:, :, None]
+    reached = jnp.all((words[..., :-1] == NO_TOKEN) | (words[..., :-1] == before), axis=-1)
+    return _marked(logits, jnp.broadcast_to(words[..., -1], reached.shape), reached)
+
+
+def _too_early(sampling, logits, history):
+    """The ids that end a row, while its output is shorter than its minimum."""
+    early = history.output_length() < sampling.min_tokens[:, None]
+    ends = jnp.broadcast_to(sampling.ends[:, None], (*early.shape, sampling.ends.shape[-1]))
+    return _marked(logits, ends, early[..., None])
+
+
+def _process(sampling, logits, history):
+    of_node = jax.vmap(jax.vmap(sampling.processor))
+    processed = of_node(logits, history.of_each_node()).astype(logits.dtype)
+    return jnp.where(sampling.processed[:, None, None], processed, logits)
