@@ -3,11 +3,12 @@
 Whatever is refused here is refused before anything is compiled, in one sentence.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specjax.grammar import Grammar, compile_choice, compile_json_schema, compile_regex
+from specjax.grammar import Grammar, compile_json_schema, compile_regex
 from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
 from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams
@@ -123,12 +124,12 @@ class Intake:
             return None
         (kind, wanted), name = next(iter(structure.items())), repr(structure)
         if name not in self.grammars:
-            compile_kind = {
-                "regex": compile_regex,
-                "json": compile_json_schema,
-                "choice": compile_choice,
-            }[kind]
-            self.grammars[name] = compile_kind(wanted, self.tokenizer, self.eos_ids)
+            compiles = compile_json_schema if kind == "json" else compile_regex
+            if kind == "choice":
+                wanted = "|".join(re.escape(text) for text in wanted)
+            self.grammars[name] = compiles(
+                wanted, self.tokenizer, self.eos_ids, width=self.vocab_size
+            )
         return self.grammars[name]
 
 

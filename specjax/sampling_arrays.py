@@ -63,7 +63,7 @@ def sampling_arrays(
     ``ends`` holds the ids that end each row.
     """
     params = [IDLE if row is None else row.params for row in rows]
-    grammar, grammar_start = _grammars(rows, vocab_size)
+    grammar, grammar_start = _grammars(rows)
     functions = [one.logits_processor for one in params]
     processor = next((function for function in functions if function is not None), None)
     any_minimum = any(one.min_tokens for one in params)
@@ -134,8 +134,8 @@ def _bad_words(rows):
     return jnp.asarray(array)
 
 
-def _grammars(rows, vocab_size):
+def _grammars(rows):
     grammars = [None if row is None else row.grammar for row in rows]
     if all(grammar is None for grammar in grammars):
         return None, None
-    return union(grammars, vocab_size)
+    return union(grammars)
