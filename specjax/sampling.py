@@ -8,7 +8,7 @@ where no row asks for it.
 
 import typing
 from collections.abc import Callable
-from typing import Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from specjax.grammar import Grammar
 from specjax.penalties import Penalties
 
 GREEDY_BELOW = 1e-5
+# Enough for most laws and settings, and cheap beside the passes over the vocabulary.
+SORTED = 256
 
 
 @typing.no_type_check
@@ -153,14 +155,9 @@ def log_probs(sampling: Sampling, logits: Float[Array, "B N V"]) -> Float[Array,
     greedy = sampling.greedy
     temperature = jnp.where(greedy, 1.0, sampling.temperature).astype(logits.dtype)
     law = jax.nn.log_softmax(logits / temperature[:, None, None], axis=-1)
-    law = _when(jnp.any(sampling.min_p > 0), _min_p, sampling, law)
-    law = _when(jnp.any(_limited(sampling.top_k, law)), _top_k, sampling, law)
-    law = _when(jnp.any(sampling.top_p < 1), _top_p, sampling, law)
+    cuts = ~jnp.all(_keeps_all(sampling, law))
+    law = lax.cond(cuts, _truncated, lambda _, law: law, sampling, law)
     return lax.cond(jnp.any(greedy), _point_mass, lambda _, law, __: law, greedy, law, logits)
-
-
-def _when(needed, transform, sampling, law):
-    return lax.cond(needed, transform, lambda _, law: law, sampling, law)
 
 
 def _point_mass(greedy, law, logits):
@@ -169,27 +166,66 @@ def _point_mass(greedy, law, logits):
     return jnp.where(greedy[:, None, None], peak, law)
 
 
-def _keep(kept, law):
+def _truncated(sampling, law):
+    """The law without what min-p, top-k and top-p cut off: all three keep a head of one order.
+
+    The most likely tokens are sorted, and mostly that is enough; else the order is bisected.
+    """
+    head = _head(law, min(SORTED, law.shape[-1]))
+    floor = jnp.where(sampling.min_p > 0, jnp.log(sampling.min_p), -jnp.inf).astype(law.dtype)
+    floor = head.law[..., :1] + floor[:, None, None]
+    limited = _limited(sampling.top_k, law)
+    count = jnp.where(limited, sampling.top_k, jnp.inf).astype(law.dtype)[:, None]
+    share = jnp.where(sampling.top_p < 1, sampling.top_p, jnp.inf).astype(law.dtype)[:, None]
+
+    rank = jnp.arange(head.law.shape[-1])
+    in_head = (head.law >= floor) & (rank < count[..., None])
+    mass_in_head = jnp.cumsum(jnp.where(in_head, jnp.exp(head.law), 0.0), axis=-1)
+    ends_in_head = ~in_head[..., -1]
+    mass = jnp.where(ends_in_head, mass_in_head[..., -1], _mass_above(law, floor))
+    short = in_head & (mass_in_head < (share * mass)[..., None])
+    last = jnp.minimum(jnp.sum(in_head, axis=-1) - 1, jnp.sum(short, axis=-1))
+    settled = ends_in_head | (last < rank.shape[0] - 1) | _keeps_all(sampling, law)[:, None]
+
+    def sorted_head():
+        token, least = (jnp.take_along_axis(x, last[..., None], axis=-1) for x in head)
+        index = lax.broadcasted_iota(jnp.int32, law.shape, law.ndim - 1)
+        kept = (law > token) | ((law == token) & (index <= least))
+        return kept | _keeps_all(sampling, law)[:, None, None]
+
+    def bisected():
+        kept = (law >= floor) & _smallest_head(law, jnp.ones_like(law), count)
+        weight = jnp.where(kept, jnp.exp(law), 0.0)
+        return kept & _smallest_head(law, weight, share * jnp.sum(weight, axis=-1))
+
+    kept = lax.cond(jnp.all(settled), sorted_head, bisected)
     return jax.nn.log_softmax(jnp.where(kept, law, -jnp.inf), axis=-1)
 
 
-def _min_p(sampling, law):
-    floor = jnp.max(law, axis=-1, keepdims=True) + jnp.log(sampling.min_p)[:, None, None]
-    return _keep(law >= floor, law)
+class _Head(NamedTuple):
+    """The most likely tokens, most likely first; the lowest id first among equals."""
+
+    law: Float[Array, "B N sorted"]
+    ids: Int[Array, "B N sorted"]
+
+
+def _head(law, size) -> _Head:
+    # As a matrix: with more axes XLA's CPU backend sorts the whole vocabulary.
+    parts = lax.top_k(law.reshape(-1, law.shape[-1]), size)
+    return _Head(*(part.reshape(*law.shape[:-1], size) for part in parts))
+
+
+def _mass_above(law, floor):
+    return jnp.sum(jnp.where(law >= floor, jnp.exp(law), 0.0), axis=-1)
 
 
 def _limited(top_k, law):
     return (top_k > 0) & (top_k < law.shape[-1])
 
 
-def _top_k(sampling, law):
-    count = jnp.where(_limited(sampling.top_k, law), sampling.top_k, law.shape[-1])
-    return _keep(_smallest_head(law, jnp.ones_like(law), count[:, None].astype(law.dtype)), law)
-
-
-def _top_p(sampling, law):
-    mass = jnp.where(sampling.top_p < 1, sampling.top_p, jnp.inf)
-    return _keep(_smallest_head(law, jnp.exp(law), mass[:, None].astype(law.dtype)), law)
+def _keeps_all(sampling, law):
+    cuts = (sampling.min_p > 0) | _limited(sampling.top_k, law) | (sampling.top_p < 1)
+    return ~cuts | sampling.greedy
 
 
 def _smallest_head(
@@ -197,31 +233,58 @@ def _smallest_head(
 ) -> Bool[Array, "B N V"]:
     """The fewest most likely tokens whose weights reach ``enough``; ties go to the lowest id.
 
-    Everything is kept where all weights together do not reach it. Bisects first the probability,
-    over its ordered bit pattern, then the id among equal probabilities: exact, and no sort.
+    Everything is kept where all weights together do not reach it. Bisects the probability, over
+    its ordered bit pattern, until one token is left between what is enough and what is not: exact,
+    and no sort. Only where equal probabilities are left, their ids decide.
     """
     order = _ordered_bits(law)
-    bits = order.dtype.itemsize * 8
+    highest = jnp.max(order, axis=-1) + 1
 
-    def weighs_enough(kept):
-        return jnp.sum(jnp.where(kept, weight, 0), axis=-1) >= enough
+    def searching(low, high, between):
+        return (high - low > 1) & (between > 1)
 
-    def raise_threshold(step, threshold):
-        higher = threshold | (jnp.ones_like(threshold) << (bits - 1 - step).astype(order.dtype))
-        return jnp.where(weighs_enough(order >= higher[..., None]), higher, threshold)
+    def halve(state):
+        low, high, above_low, above_high = state
+        active = searching(low, high, above_low - above_high)
+        middle = low + (high - low) // 2
+        kept = order >= middle[..., None]
+        reaches = jnp.sum(jnp.where(kept, weight, 0), axis=-1) >= enough
+        count = jnp.sum(kept, axis=-1, dtype=jnp.int32)
+        rises, falls = active & reaches, active & ~reaches
+        return (
+            jnp.where(rises, middle, low),
+            jnp.where(falls, middle, high),
+            jnp.where(rises, count, above_low),
+            jnp.where(falls, count, above_high),
+        )
 
-    threshold = lax.fori_loop(0, bits, raise_threshold, jnp.zeros(law.shape[:-1], order.dtype))
+    everything = jnp.full(highest.shape, law.shape[-1], jnp.int32)
+    # Where nothing is enough there is nothing to search.
+    nothing_left = jnp.where(jnp.sum(weight, axis=-1) >= enough, 0, everything)
+    start = (jnp.zeros_like(highest), highest, everything, nothing_left)
+    low, _, above_low, above_high = lax.while_loop(
+        lambda state: jnp.any(searching(state[0], state[1], state[2] - state[3])), halve, start
+    )
+    return lax.cond(
+        jnp.any(above_low - above_high > 1),
+        lambda: _lowest_of_equals(order, low, weight, enough),
+        lambda: order >= low[..., None],
+    )
+
+
+def _lowest_of_equals(order, threshold, weight, enough):
+    """What lies above the threshold, and of what lies on it the fewest lowest ids that do."""
     above, equal = order > threshold[..., None], order == threshold[..., None]
-
-    index = lax.broadcasted_iota(jnp.int32, law.shape, law.ndim - 1)
-    index_bits = max(law.shape[-1] - 1, 1).bit_length()
+    index = lax.broadcasted_iota(jnp.int32, order.shape, order.ndim - 1)
+    index_bits = max(order.shape[-1] - 1, 1).bit_length()
 
     def raise_last(step, last):
         higher = last | (1 << (index_bits - 1 - step))
-        short = ~weighs_enough(above | (equal & (index < higher[..., None])))
+        kept = above | (equal & (index < higher[..., None]))
+        short = jnp.sum(jnp.where(kept, weight, 0), axis=-1) < enough
         return jnp.where(short, higher, last)
 
-    last = lax.fori_loop(0, index_bits, raise_last, jnp.zeros(law.shape[:-1], jnp.int32))
+    last = lax.fori_loop(0, index_bits, raise_last, jnp.zeros(order.shape[:-1], jnp.int32))
     return above | (equal & (index <= last[..., None]))
 
 
