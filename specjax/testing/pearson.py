@@ -1,19 +1,65 @@
-"""How far counts are from a law: Pearson's statistic, as a normal score.
+"""How far counts are from a law: Pearson's statistic, its exact tail and a normal score.
 
-Wilson and Hilferty, "The distribution of chi-square" (1931), for the score; Abdel-Aty,
-"Approximate formulae for the percentage points and the probability integral of the non-central
-chi-square distribution" (1954), for the power.
+Wilson and Hilferty, "The distribution of chi-square" (1931), for the score.
 """
 
+import itertools
 import math
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import special
+
+from specjax.testing.power_analysis import smallest_tv
 
 FEWEST_EXPECTED = 10.0
 SCORE_LIMIT = 5.0
+
+
+class Fit(NamedTuple):
+    """Pearson's statistic of ``samples`` draws and its degrees of freedom.
+
+    ``rare`` is the mass of all cells expected less than 10 times together, for which the law of
+    the statistic would be wrong; ``rare_p`` is the exact tail of how often they were drawn, 1 if
+    there are none. One draw of what has probability 0 makes the statistic infinite.
+    """
+
+    statistic: float
+    degrees: int
+    samples: int
+    rare: float
+    rare_p: float
+
+    @property
+    def p_value(self) -> float:
+        """Upper tail of the chi-square law; with rare cells twice the smaller of the two tails."""
+        if math.isinf(self.statistic):
+            return 0.0
+        tail = float(special.chdtrc(self.degrees, self.statistic)) if self.degrees else 1.0
+        return min(1.0, 2 * min(tail, self.rare_p)) if self.rare else tail
+
+    def detectable_tv(self, probability: float, alpha: float) -> float:
+        """The total variation from which on any bias has a p-value below ``alpha`` so often.
+
+        What rare cells could gain before their own tail shows it, or lose, is added.
+        """
+        level = alpha / 2 if self.rare else alpha
+        found = smallest_tv(
+            self.samples, cells=self.degrees + 1, probability=probability, alpha=level
+        )
+        return min(1.0, found + self._hidden(probability, level))
+
+    def _hidden(self, probability: float, level: float) -> float:
+        if not self.rare:
+            return 0.0
+        # The number of draws that is too many, and the mass that draws as many so often.
+        too_many = next(
+            number
+            for number in itertools.count(1)
+            if special.bdtrc(number - 1, self.samples, self.rare) < level
+        )
+        return float(special.bdtri(too_many - 1, self.samples, 1 - probability))
 
 
 class Score(NamedTuple):
@@ -39,57 +85,69 @@ def pearson(
     Cells expected less than 10 times are pooled within their context. One draw of what has
     probability 0 makes the score infinite. NaN in the law raises ValueError.
     """
-    cells = np.shape(counts)[-1]
-    counts = np.asarray(counts).reshape(-1, cells)
-    law = np.asarray(law, np.float64).reshape(-1, cells)
-    if not np.all(law >= 0):
-        raise ValueError("a law has an entry that is no probability: it is negative or NaN")
+    counts, law = _rows_of(counts), _checked(_rows_of(law))
     samples = int(counts.sum())
     if np.any(counts[law == 0]):
         return Score(math.inf, 0, samples)
-    parts = [_statistic(*pair) for pair in zip(counts, law, strict=True)]
+    parts = [_statistic(*_pool(*pair)) for pair in zip(counts, law, strict=True)]
     statistic, degrees = (sum(values) for values in zip(*parts, strict=True))
     return Score(_wilson_hilferty(statistic, degrees), degrees, samples)
+
+
+def fit(counts: Int[np.ndarray, " cells"], law: Float[np.ndarray, " cells"]) -> Fit:
+    """Compares counts with one law, the cells that are rare apart from the others.
+
+    Unlike a pool, rare cells that are drawn too often cannot hide behind one that is not rare.
+    NaN in the law raises ValueError.
+    """
+    law = _checked(np.asarray(law, np.float64))
+    law, samples = law / law.sum(), int(counts.sum())
+    rare = law * samples < FEWEST_EXPECTED
+    mass = float(law[rare].sum())
+    if mass * samples >= FEWEST_EXPECTED:
+        often = np.append(counts[~rare], counts[rare].sum())
+        statistic, degrees = _statistic(often, np.append(law[~rare], mass) * samples)
+        mass_apart, rare_p = 0.0, 1.0
+    else:
+        often, kept = counts[~rare], law[~rare]
+        statistic, degrees = _statistic(often, kept / max(kept.sum(), 1e-300) * often.sum())
+        mass_apart = mass
+        rare_p = float(special.bdtrc(counts[rare].sum() - 1, samples, mass)) if mass else 1.0
+    if np.any(counts[law == 0]):
+        statistic = math.inf
+    return Fit(statistic, degrees, samples, mass_apart, rare_p)
 
 
 def detectable_tv(
     degrees: int, samples: int, power: float = 0.99, limit: float = SCORE_LIMIT
 ) -> float:
-    """The smallest total variation whose score exceeds ``limit`` with probability ``power``.
-
-    For the bias that is hardest to see: it moves mass between two halves of the law, in
-    proportion, where the non-centrality is 4 samples TV^2.
-    """
+    """The smallest total variation whose score exceeds ``limit`` with probability ``power``."""
     if degrees < 1:
         raise ValueError("a statistic without a degree of freedom detects nothing: draw more")
-    critical = degrees * (1 - 2 / (9 * degrees) + limit * math.sqrt(2 / (9 * degrees))) ** 3
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _power(degrees, 4 * samples * middle**2, critical) < power:
-            low = middle
-        else:
-            high = middle
-    return high
+    level = float(special.ndtr(-limit))
+    return smallest_tv(samples, cells=degrees + 1, probability=power, alpha=level)
 
 
-def _power(degrees: int, noncentrality: float, critical: float) -> float:
-    mean = degrees + noncentrality
-    spread = 2 * (degrees + 2 * noncentrality) / (9 * mean**2)
-    quantile = (critical / mean) ** (1 / 3)
-    return 1 - NormalDist(1 - spread, math.sqrt(spread)).cdf(quantile)
+def _rows_of(values):
+    return np.asarray(values).reshape(-1, np.shape(values)[-1])
 
 
-def _statistic(counts, law) -> tuple[float, int]:
+def _checked(law):
+    if not np.all(law >= 0):
+        raise ValueError("a law has an entry that is no probability: it is negative or NaN")
+    return law.astype(np.float64)
+
+
+def _statistic(counts, expected) -> tuple[float, int]:
     """Pearson's statistic of one multinomial sample, and its degrees of freedom."""
-    counts, expected = _pool(counts.astype(np.float64), law / law.sum() * counts.sum())
     if counts.size < 2:
         return 0.0, 0
     return float(np.sum((counts - expected) ** 2 / expected)), counts.size - 1
 
 
-def _pool(counts, expected):
+def _pool(counts, law):
     """Merges the rarest cells into one that is expected often enough."""
+    expected = law / law.sum() * counts.sum()
     order = np.argsort(-expected, kind="stable")
     counts, expected = counts[order], expected[order]
     kept = int(np.sum(expected >= FEWEST_EXPECTED))

@@ -1,9 +1,50 @@
-"""The sampling transforms once more, by full sorts in NumPy: an oracle for `specjax.sampling`."""
+"""Everything that shapes the law once more, in plain NumPy: an oracle for `specjax.sampling`.
+
+One vector at a time, by full sorts and dictionaries, with vLLM's names, meanings and order; and
+from there the law of whole sequences.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 GREEDY_BELOW = 1e-5
+
+Sequences = dict[tuple[int, ...], float]
+
+
+def sequence_law(
+    next_logits: Callable[[np.ndarray], Any],
+    prompt: Sequence[int],
+    depth: int,
+    *,
+    stop_token_ids: Sequence[int] = (),
+    **parameters: Any,
+) -> Sequences:
+    """Probabilities of all sequences of ``depth`` tokens that may follow ``prompt``.
+
+    ``next_logits(contexts [N, L]) -> [N, V]`` is asked once a level, for the contexts that can
+    occur: with ``top_k`` a model of any vocabulary has a law of at most ``top_k ** depth``
+    sequences. ``parameters`` are those of `log_probs`. A sequence that has come to one of
+    ``stop_token_ids`` repeats it to the end.
+    """
+    law: Sequences = {(): 1.0}
+    for _ in range(depth):
+        contexts = np.array([[*prompt, *output] for output in law], np.int32)
+        each_logits = np.asarray(next_logits(contexts), np.float64)
+        longer: Sequences = {}
+        for (output, mass), logits in zip(law.items(), each_logits, strict=True):
+            if output and output[-1] in stop_token_ids:
+                longer[(*output, output[-1])] = mass
+                continue
+            shaping: dict[str, Any] = parameters | {"stop_token_ids": stop_token_ids}
+            log_p = log_probs(logits, prompt=prompt, output=output, **shaping)
+            for token in np.flatnonzero(log_p > -np.inf).tolist():
+                longer[(*output, token)] = mass * float(np.exp(log_p[token]))
+        law = longer
+    return law
 
 
 def log_probs(
@@ -12,12 +53,22 @@ def log_probs(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    logits_processor: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+    **shaping: Any,
 ) -> Float[np.ndarray, " V"]:
-    """The log-law of one row in float64: temperature, min-p, top-k, top-p, in this order.
+    """The log-law of one row in float64, after ``prompt`` and the ``output`` so far.
 
-    Ties go to the lowest id. A temperature below 1e-5 is the point mass on the maximum.
+    ``shaping`` goes to `shaped_logits`; then come the user's processor, which is given the logits
+    and all tokens so far, and temperature, min-p, top-k, top-p, in this order. Ties go to the
+    lowest id. A temperature below 1e-5 is the point mass on the maximum.
     """
-    logits = np.asarray(logits, np.float64)
+    logits = shaped_logits(np.asarray(logits, np.float64), prompt, output, **shaping)
+    if logits_processor is not None:
+        history = np.array([*prompt, *output], np.int32)
+        logits = np.asarray(logits_processor(logits, history), np.float64)
     vocabulary = logits.shape[0]
     if temperature < GREEDY_BELOW:
         return np.where(np.arange(vocabulary) == np.argmax(logits), 0.0, -np.inf)
@@ -31,6 +82,58 @@ def log_probs(
         before = np.concatenate([[0.0], np.cumsum(ranked)[:-1]])
         law = _keep(law, (before < top_p)[_rank(law)])
     return law
+
+
+def shaped_logits(
+    logits: Float[np.ndarray, " V"],
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    allowed_token_ids: Sequence[int] | None = None,
+    banned_token_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    min_tokens: int = 0,
+    stop_token_ids: Sequence[int] = (),
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+) -> Float[np.ndarray, " V"]:
+    """Logits after bans, biases and penalties, in vLLM's order.
+
+    Allowed and banned ids; bad words, each a list of ids whose last one is banned where the output
+    ends with the others; no end (``stop_token_ids``, EOS among them) before ``min_tokens``; biases;
+    the repetition penalty over prompt and output; frequency and presence penalties over the output.
+    Bad words and the minimum length yield where they would leave no token at all.
+    """
+    logits = logits.copy()
+    if allowed_token_ids is not None:
+        logits = _without(logits, set(range(logits.shape[0])) - set(allowed_token_ids))
+    logits = _without(logits, banned_token_ids)
+    completed = [word[-1] for word in bad_words if _ends_with(output, word[:-1])]
+    logits = _unless_empty(_without(logits, completed), logits)
+    if len(output) < min_tokens:
+        logits = _unless_empty(_without(logits, stop_token_ids), logits)
+    for token, bias in (logit_bias or {}).items():
+        logits[token] += bias
+    for token in {*prompt, *output}:
+        seen = logits[token]
+        logits[token] = seen / repetition_penalty if seen > 0 else seen * repetition_penalty
+    for token in set(output):
+        logits[token] -= frequency_penalty * list(output).count(token) + presence_penalty
+    return logits
+
+
+def _ends_with(output, tokens) -> bool:
+    return list(output[len(output) - len(tokens) :]) == list(tokens)
+
+
+def _without(logits, tokens):
+    return np.where(np.isin(np.arange(logits.shape[0]), list(tokens)), -np.inf, logits)
+
+
+def _unless_empty(logits, otherwise):
+    return logits if np.any(logits > -np.inf) else otherwise
 
 
 def _rank(law):
