@@ -90,6 +90,7 @@ class History:
     def grammar_state(self, sampling: Sampling) -> Int[Array, "B N"]:
         """The state of the row's grammar at each node, along the node's own path."""
         batch, nodes, _ = self.path.shape
+        assert self.seen.grammar_state is not None
         state = jnp.broadcast_to(self.seen.grammar_state[:, None], (batch, nodes))
         return _advanced(sampling, state, self.path)
 

@@ -18,13 +18,7 @@ from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
 from specjax.intake import Asked, Intake
 from specjax.metrics import Counts, Metrics
-from specjax.outputs import (
-    CompletionOutput,
-    Delta,
-    RequestOutput,
-    scores_of,
-    token_logprobs,
-)
+from specjax.outputs import CompletionOutput, Delta, RequestOutput, token_logprobs
 from specjax.programs import Programs
 from specjax.requests import (
     SMALLEST_BUFFER,
@@ -303,7 +297,10 @@ class LLM:
             begin = len(row.prompt) + len(row.token_ids)
             new = context.tokens[place, begin : context.length[place]].tolist()
             if row.params.logprobs is not None:
-                row.scores = scores_of(scores, place, len(row.prompt), int(context.length[place]))
+                output = slice(len(row.prompt), int(context.length[place]))
+                row.scores = jax.tree.map(
+                    lambda part, at=place, output=output: part[at, output], scores
+                )
             self._take_row(row, place, new, int(finish[place]), stats, trace, seconds)
 
     def _take_row(self, row, place, new, finish, stats: Stats, trace, seconds) -> None:
@@ -386,7 +383,7 @@ def _stop_id(row: Row, finish: int) -> int | None:
 
 
 def _collect(asked: list[Asked], rows: list[Row]) -> list[RequestOutput]:
-    outputs: list[list[CompletionOutput]] = [[] for _ in asked]
+    outputs: list[list[Any]] = [[] for _ in asked]
     for row in rows:
         outputs[row.request].append(row.output)
     return [

@@ -139,7 +139,7 @@ def step(
         finish=finish,
         stats=_tally(state, drafter, draft, full, count),
         seen=state.seen.after(request.sampling, emitted, count),
-        scores=None if scores is None else put(state.scores, scores, context.length, count),
+        scores=put(state.scores, scores, context.length, count),
     )
 
 

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
 
 from specjax.metrics import Metrics
 from specjax.types import Scores
@@ -86,21 +87,16 @@ class Delta:
         return None if self.output is None else self.output.finish_reason
 
 
-def scores_of(scores: Scores, row: int, begin: int, end: int) -> Scores:
-    """The scores of one row's output, as lists, out of those of all rows on the host."""
-    parts = scores.raw, scores.processed, scores.top_ids, scores.top, scores.acceptance
-    return Scores(*(part[row, begin:end].tolist() for part in parts))
-
-
 def token_logprobs(
-    scores: Any, token_ids: list[int], alternatives: int | None
+    scores: Scores | None, token_ids: list[int], alternatives: int | None
 ) -> list[TokenLogprobs] | None:
-    """The scores of one output's tokens; None where none were asked for."""
+    """Those of one output, from its `Scores`; None where none were asked for."""
     if alternatives is None:
         return None
     if scores is None:
         return []
-    columns = scores.raw, scores.processed, scores.top_ids, scores.top, scores.acceptance
+    parts = scores.raw, scores.processed, scores.top_ids, scores.top, scores.acceptance
+    columns = [np.asarray(part).tolist() for part in parts]
     return [
         TokenLogprobs(
             token_id=token,

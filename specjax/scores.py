@@ -68,7 +68,9 @@ def certain(draft: Draft, result: AcceptResult) -> Float[Array, " N"]:
     return jnp.zeros((nodes,), jnp.float32).at[ahead].set(1.0, mode="drop")
 
 
-def put(scores: Scores, new: Scores, at: Int[Array, " B"], count: Int[Array, " B"]) -> Scores:
+def put(
+    scores: Scores | None, new: Scores | None, at: Int[Array, " B"], count: Int[Array, " B"]
+) -> Scores | None:
     """Puts the scores of ``count`` tokens of each row at their places, from ``at`` on."""
 
     def write(buffer, values):

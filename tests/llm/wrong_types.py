@@ -55,6 +55,16 @@ CASES = {
     "no stop": (lambda: SamplingParams(stop=None), "stop is None: it must be"),
     "stop id": (lambda: SamplingParams(stop_token_ids=5), "stop_token_ids is 5: it must be a list"),
     "stop ids": (lambda: SamplingParams(stop_token_ids=[1.5]), "stop_token_ids is [1.5]"),
+    "a processor": (
+        lambda: SamplingParams(logits_processor=3),
+        "logits_processor is 3: it must be",
+    ),
+    "logprobs": (lambda: SamplingParams(logprobs=1.5), "logprobs is 1.5: it must be an integer"),
+    "a bias": (lambda: SamplingParams(logit_bias={1: "2"}), "logit_bias of token 1 is '2'"),
+    "allowed": (lambda: SamplingParams(allowed_token_ids=3), "allowed_token_ids is 3: it must be"),
+    "bad words": (lambda: SamplingParams(bad_words=[3]), "bad_words is [3]: it must be a list"),
+    "structure": (lambda: SamplingParams(structured_outputs="a"), "structured_outputs is 'a'"),
+    "penalty": (lambda: SamplingParams(presence_penalty="1"), "presence_penalty is '1'"),
     "params": (lambda: alphabet_llm().generate("ab", GREEDY), "is no SamplingParams: give one"),
     "a name as config": (
         lambda: alphabet_llm(speculative_config="ngram"),
