@@ -7,6 +7,7 @@ lead every state to the same state share a class, so the table stays small for a
 
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,7 +38,12 @@ class Grammar:
 
     def axes(self) -> Any:
         """Logical axes of each array, for `specjax.sharding`: whole on every device."""
-        return Grammar(next_state=("states", "classes"), token_class=("ids",), start=())
+        axes: dict[str, Any] = {
+            "next_state": ("states", "classes"),
+            "token_class": ("ids",),
+            "start": (),
+        }
+        return replace(self, **axes)
 
 
 def allowed(grammar: Grammar, state: Int[Array, "*S"]) -> Bool[Array, "*S V"]:
