@@ -72,7 +72,12 @@ def _add_generate(commands) -> None:
     command.add_argument("--stop", action="append", default=[], help="end at this string")
     command.add_argument("--raw", action="store_true", help="continue the prompt, no chat template")
     command.add_argument("--stream", action="store_true", help="print the text as it comes")
+    command.add_argument("--regex", metavar="PATTERN", help="the answer matches it")
+    command.add_argument("--json-schema", metavar="FILE", help="the answer is valid under it")
     command.add_argument("--json", action="store_true", help="print text, ids and metrics as JSON")
+    command.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json: each token's, and N alternatives"
+    )
 
 
 def _add_demo(commands) -> None:
@@ -144,7 +149,11 @@ def _speculation_options(command, method=None) -> None:
     command.add_argument("--prompt-lookup-max", type=int, metavar="N")
     command.add_argument("--draft-model", metavar="MODEL", help="for --method draft_model")
     command.add_argument("--exit-layer", type=int, help="for --method early_exit")
-    command.add_argument("--rule", help="rejection, matching, coupled or greedy")
+    command.add_argument(
+        "--rule",
+        help="block, rejection, matching, coupled, greedy, for trees recursive or traversal, or "
+        "typical, which is lossy",
+    )
 
 
 def _sampling_options(command, max_tokens) -> None:
@@ -152,8 +161,12 @@ def _sampling_options(command, max_tokens) -> None:
     command.add_argument("--top-p", type=float, default=1.0)
     command.add_argument("--top-k", type=int, default=0)
     command.add_argument("--min-p", type=float, default=0.0)
+    command.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off")
+    command.add_argument("--presence-penalty", type=float, default=0.0)
+    command.add_argument("--frequency-penalty", type=float, default=0.0)
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--max-tokens", type=int, default=max_tokens)
+    command.add_argument("--min-tokens", type=int, default=0)
 
 
 def _speculative_config(options) -> dict:
@@ -176,8 +189,12 @@ def _sampling_params(options, **more):
         top_p=options.top_p,
         top_k=options.top_k,
         min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
         seed=options.seed,
         max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
         **more,
     )
 
@@ -189,7 +206,15 @@ def _generate(options) -> int:
 
     if options.stream and options.json:
         raise ValueError("--stream prints text as it comes and --json one object: choose one")
-    params = _sampling_params(options, n=options.n, stop=tuple(options.stop))
+    if options.logprobs is not None and not options.json:
+        raise ValueError("--logprobs are part of the JSON output: add --json")
+    params = _sampling_params(
+        options,
+        n=options.n,
+        stop=tuple(options.stop),
+        logprobs=options.logprobs,
+        structured_outputs=_structure(options),
+    )
     config = _speculative_config(options)
     SpeculativeConfig.parse(config)
     enable_compilation_cache()
@@ -209,6 +234,14 @@ def _generate(options) -> int:
     else:
         print("\n".join(output.text for output in result.outputs))
     return _status(result.outputs)
+
+
+def _structure(options) -> dict | None:
+    if options.regex is not None and options.json_schema is not None:
+        raise ValueError("--regex and --json-schema both say what the answer is: choose one")
+    if options.json_schema is not None:
+        return {"json": Path(options.json_schema).read_text()}
+    return None if options.regex is None else {"regex": options.regex}
 
 
 def _status(outputs) -> int:
@@ -249,10 +282,17 @@ def _as_json(prompt: str, result) -> dict:
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
                 "metrics": output.metrics.as_dict(),
+                **({} if output.logprobs is None else {"logprobs": _logprobs(output)}),
             }
             for output in result.outputs
         ],
     }
+
+
+def _logprobs(output) -> list[dict]:
+    from dataclasses import asdict
+
+    return [asdict(entry) for entry in output.logprobs]
 
 
 def _demo(options) -> int:
