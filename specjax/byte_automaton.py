@@ -26,9 +26,10 @@ class ByteAutomaton(NamedTuple):
 def byte_automaton(pattern: str) -> ByteAutomaton:
     """The automaton of the texts that match ``pattern`` as a whole, first byte to last.
 
-    The syntax is that of Rust's regex crate: Python's without lookaround and backreferences; a
-    leading ``^`` and a trailing ``$`` add nothing. Raises ValueError for a pattern that does not
-    compile or that no text matches, ImportError where the extra `grammar` is not installed.
+    The syntax is that of Rust's regex crate: Python's without lookaround and backreferences, with
+    the classes of characters as Unicode has them. A leading ``^`` and a trailing ``$`` add nothing.
+    Raises ValueError for a pattern that does not compile or that no text matches, ImportError where
+    the extra `grammar` is not installed.
     """
     index = _compile(_whole(pattern), pattern)
     transitions, final = index.get_transitions(), index.get_final_states()

@@ -125,14 +125,14 @@ def _reference(place: _Place) -> str:
     if pointer in place.references:
         raise place.fault(f"refers to itself by {pointer!r}: its texts nest without end")
     base, _, path = str(pointer).partition("#")
+    if base:
+        raise place.fault(f"refers to {pointer!r}: only '#/...', within the schema, is followed")
     value = place.root
     try:
         for step in path.split("/")[1:]:
             value = value[step.replace("~1", "/").replace("~0", "~")]
     except (KeyError, TypeError):
         raise place.fault(f"refers to {pointer!r}, which is not there") from None
-    if base:
-        raise place.fault(f"refers to {pointer!r}: only '#/...', within the schema, is followed")
     return _Place(place.root, value, pointer, (*place.references, pointer)).regex()
 
 

@@ -28,8 +28,10 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
     tokens: list[bytes | None] = []
     for id in range(tokenizer.vocab_size):
         token = tokenizer.id_to_token(id)
-        silent = token is None or id in tokenizer.special_ids
-        tokens.append(None if silent else spell(token) or None)
+        if token is None or id in tokenizer.special_ids:
+            tokens.append(None)
+        else:
+            tokens.append(spell(token) or None)
     return tokens
 
 
