@@ -27,6 +27,7 @@ from sharding.subjects import (
 from specjax import noise
 from specjax.accept import RULES
 from specjax.generate import generate
+from specjax.grammar import Grammar
 from specjax.models import DecoderTarget
 from specjax.programs import Programs
 from specjax.sampling import Sampling
@@ -212,3 +213,35 @@ def test_fused_projections_come_before_the_axes_that_a_tpu_tiles():
 def test_elsewhere_than_on_tpu_memory_keeps_its_order():
     mesh, axes, shapes = make_mesh(2, 2), TARGET.parameter_axes(), TARGET.abstract_params()
     assert parameter_formats(mesh, axes, shapes) == parameter_shardings(mesh, axes, shapes)
+
+
+@functools.cache
+def everything() -> Sampling:
+    """Every parameter that shapes the law; its vocabulary, 64, is split over the mesh too."""
+    even = jnp.where(jnp.arange(64) % 2 == 0, 0, 1)
+    # Of even and odd tokens no two of a kind in a row.
+    alternating = Grammar(jnp.array([[1, 2], [-1, 2], [1, -1]]), even, jnp.int32(0))
+    return Sampling.create(
+        4,
+        temperature=[0.0, 0.9, 0.0, 1.0],
+        top_k=[0, 20, 0, 0],
+        top_p=[1.0, 0.9, 1.0, 1.0],
+        repetition_penalty=1.3,
+        frequency_penalty=[0.0, 0.2, 0.0, 0.4],
+        bias=np.where(np.arange(64) == 5, -np.inf, 0),
+        min_tokens=9,
+        ends=[7],
+        bad_words=[[3, 4], [-1, 9]],
+        grammar=alternating,
+    )
+
+
+def test_what_shapes_the_law_is_split_as_well():
+    one = run("ngram", sampling=everything(), logprobs=2, eos_ids=(7,))
+    split = run("ngram", sampling=everything(), logprobs=2, eos_ids=(7,), mesh=make_mesh(2, 2))
+    assert output(split) == output(one)
+    assert np.asarray(one.stats.accepted).sum() > 0
+    for mine, theirs in zip(
+        jax.tree.leaves(one.scores), jax.tree.leaves(split.scores), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
