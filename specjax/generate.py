@@ -44,7 +44,8 @@ def generate(
         key: one key, of which row ``i`` uses ``fold_in(key, i)``, or one a row. Consumed.
         drafter: None decodes plainly.
         drafter_params: the drafter's parameters, if it has any.
-        rule: a rule or its name; None takes "rejection" for drafts with a law, else "matching".
+        rule: a rule or its name; None takes "block" for chains drawn from a law, "traversal" for
+            such trees, else "matching".
         sampling: parameters a row; None is temperature 1.
         max_new_tokens: one number or one a row, traced.
         eos_ids: ids that end a row; one list, or [B, Z] padded with -1.
@@ -108,7 +109,7 @@ def next_power_of_two(size: int) -> int:
 
 
 def _resolve_rule(rule, drafter) -> Rule:
-    name = default_rule(drafter.has_law) if rule is None else rule
+    name = default_rule(drafter.has_law, drafter.is_chain) if rule is None else rule
     if not isinstance(name, str):
         return name
     if name not in RULES:

@@ -67,7 +67,9 @@ class SpeculativeConfig:
     def build(self, host: Host) -> tuple[Built, Rule]:
         """The drafter with its parameters, and the rule."""
         built = DRAFTERS[self.method](host, **self.options)
-        name = default_rule(built.drafter.has_law) if self.rule is None else self.rule
+        drafter = built.drafter
+        default = default_rule(drafter.has_law, drafter.is_chain)
+        name = default if self.rule is None else self.rule
         return built, RULES[name]
 
 

@@ -424,7 +424,7 @@ class Method:
 
     @property
     def default_rule(self) -> str:
-        return default_rule(self.drafter.has_law)
+        return default_rule(self.drafter.has_law, self.drafter.is_chain)
 
     def plain(self) -> "Method":
         built = DRAFTERS["none"](host_of(self))

@@ -1,18 +1,28 @@
 """Acceptance rules, one a file. To add one, write its file and name it in `RULES`."""
 
+from specjax.accept.block import Block as Block
 from specjax.accept.coupled import Coupled as Coupled
 from specjax.accept.greedy import Greedy as Greedy
 from specjax.accept.matching import Matching as Matching
+from specjax.accept.recursive import Recursive as Recursive
 from specjax.accept.rejection import Rejection as Rejection
+from specjax.accept.traversal import Traversal as Traversal
+from specjax.accept.typical import Typical as Typical
 
 RULES = {
     "greedy": Greedy(),
     "rejection": Rejection(),
+    "block": Block(),
     "matching": Matching(),
+    "recursive": Recursive(),
+    "traversal": Traversal(),
     "coupled": Coupled(),
+    "typical": Typical(),
 }
 
 
-def default_rule(has_law: bool) -> str:
-    """The rule for drafts drawn from a law, or for point masses and deterministic trees."""
-    return "rejection" if has_law else "matching"
+def default_rule(has_law: bool, is_chain: bool = True) -> str:
+    """The rule that accepts most of drafts drawn from a law, or of point masses; lossless."""
+    if not has_law:
+        return "matching"
+    return "block" if is_chain else "traversal"

@@ -54,6 +54,29 @@ def proposal(draft: Draft, vocabulary: int) -> Float[Array, "N V"]:
     return jnp.where(jnp.any(child[:, :, None] & drafted[None], axis=1), 0.0, -jnp.inf)
 
 
+def log_ratio(
+    draft: Draft, log_p: Float[Array, "N V"], log_q: Float[Array, "N V"]
+) -> Float[Array, " N-1"]:
+    """log(p / q) of each drafted token of a chain; -inf for padding and where p is 0."""
+    token = draft.tokens[1:, None]
+    p = jnp.take_along_axis(log_p[:-1], token, axis=-1)[:, 0]
+    q = jnp.take_along_axis(log_q[:-1], token, axis=-1)[:, 0]
+    possible = tree.reachable(draft.parents)[1:] & (p > -jnp.inf)
+    ratio = jnp.where(possible, p, 0.0) - jnp.where(possible, q, 0.0)
+    return jnp.where(possible, ratio, -jnp.inf)
+
+
+def log_kept(excess: Float[Array, "*S"], log_reach: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """log(S / (S + 1 - p)): how probable a node ends the path, once nothing below it stands.
+
+    ``log_reach`` is log p, at most 0, and ``excess`` S the total of [p P - Q]+ at the node. Where
+    p is 1 nothing above is left to stop at, and the result is 0.
+    """
+    certain = log_reach >= 0
+    missing = jnp.where(certain, 1.0, -jnp.expm1(log_reach))
+    return jnp.where(certain, 0.0, jnp.log(excess) - jnp.log(excess + missing))
+
+
 def log_difference(a: Float[Array, "*S"], b: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """log(exp(a) - exp(b)) where that is positive, else -inf."""
     positive = a > b

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax import tree
 from specjax.accept import law
 from specjax.noise import Noise
 from specjax.types import AcceptResult, Draft
@@ -36,7 +35,7 @@ class Rejection:
     ) -> tuple[Float[Array, " N"], Float[Array, "N V"]]:
         """Log-probability that the chain ends at each node; aux is the draft's law."""
         log_q = law.proposal(draft, log_p.shape[-1])
-        accept = _log_accept(draft, log_p, log_q)
+        accept = jnp.minimum(law.log_ratio(draft, log_p, log_q), 0.0)
         reached = jnp.concatenate([jnp.zeros((1,), accept.dtype), jnp.cumsum(accept)])
         goes_on = jnp.concatenate([accept, jnp.full((1,), -jnp.inf, accept.dtype)])
         return reached + law.log_difference(jnp.zeros_like(goes_on), goes_on), log_q
@@ -50,15 +49,3 @@ class Rejection:
     ) -> Float[Array, " V"]:
         """[p - q]+ after ``node``; p itself below the last node."""
         return law.unless_empty(law.log_difference(log_p[node], aux[node]), log_p[node])
-
-
-def _log_accept(
-    draft: Draft, log_p: Float[Array, "N V"], log_q: Float[Array, "N V"]
-) -> Float[Array, " N-1"]:
-    """Log-probability of accepting each drafted token, given its predecessors; -inf for padding."""
-    token = draft.tokens[1:, None]
-    p = jnp.take_along_axis(log_p[:-1], token, axis=-1)[:, 0]
-    q = jnp.take_along_axis(log_q[:-1], token, axis=-1)[:, 0]
-    possible = tree.reachable(draft.parents)[1:] & (p > -jnp.inf)
-    ratio = jnp.where(possible, p, 0.0) - jnp.where(possible, q, 0.0)
-    return jnp.where(possible, jnp.minimum(ratio, 0.0), -jnp.inf)

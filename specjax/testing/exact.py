@@ -8,6 +8,7 @@ sequences of ``depth`` tokens.
 Letters beyond those of `specjax.types`: ``C`` contexts, ``X`` drafts enumerated.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -67,24 +68,29 @@ def round_law(
 
 
 def drawn_drafts(
-    log_q: Float[Array, "C V"], parents: Int[Array, " N"]
+    log_q: Float[Array, "C V"], parents: Int[Array, " N"], draws: str = "sample"
 ) -> tuple[Draft, Float[Array, " X"]]:
-    """All drafts of one shape and their log-probabilities when drawn from the law ``log_q``.
+    """All drafts of one shape and their log-probabilities when proposed by the law ``log_q``.
 
-    Siblings are drawn without replacement in index order; those beyond the support of their law
+    Siblings are drawn as a rule with this ``draws`` has them drawn, in index order; "coupled" is
+    not among them, since it depends on the target's noise. Those beyond the support of their law
     are uniform over the tokens left, and so are the tokens of padding nodes.
     """
     vocabulary = log_q.shape[-1]
     nodes = parents.shape[0]
     tokens = jnp.pad(continuations(vocabulary, nodes - 1), ((0, 0), (1, 0)))
+    chosen = _chosen(parents, draws)
 
     def of_tokens(tokens):
         bare = Draft(tokens, parents)
         laws = log_q.at[_contexts(bare, vocabulary)].get(mode="clip")
-        weights = jax.vmap(lambda node: _log_weight(bare, laws, node))(jnp.arange(1, nodes))
+        weights = jax.vmap(lambda node: _log_weight(bare, laws, chosen, node))(jnp.arange(1, nodes))
+        if draws == "top_and_one":
+            laws = _without_chosen(bare, laws, chosen)
         return Draft(tokens, parents, laws), jnp.sum(weights)
 
-    return jax.vmap(of_tokens)(tokens)
+    draft, log_weight = jax.vmap(of_tokens)(tokens)
+    return (replace(draft, log_q=None) if draws == "top_k" else draft), log_weight
 
 
 def fixed_draft(
@@ -94,15 +100,41 @@ def fixed_draft(
     return Draft(tokens[None], parents[None]), jnp.zeros((1,), dtype)
 
 
-def _log_weight(draft: Draft, laws: Float[Array, "N V"], node) -> Float[Array, ""]:
+def _chosen(parents: Int[Array, " N"], draws: str) -> Bool[Array, " N"]:
+    """Which nodes are the most likely of what is left, instead of drawn."""
+    index = jnp.arange(parents.shape[0])
+    has_later_sibling = jnp.any((parents == parents[:, None]) & (index > index[:, None]), axis=1)
+    return {
+        "sample": jnp.zeros_like(has_later_sibling),
+        "top_k": jnp.ones_like(has_later_sibling),
+        "top_and_one": has_later_sibling,
+    }[draws]
+
+
+def _log_weight(draft: Draft, laws: Float[Array, "N V"], chosen, node) -> Float[Array, ""]:
     """Log-probability of one node's token, given the nodes before it."""
     parent, token = draft.parents[node], draft.tokens[node]
     index = jnp.arange(draft.parents.shape[0])
     taken = _tokens_of(draft, (draft.parents == parent) & (index < node), laws.shape[-1])
     left = jnp.where(taken, 0.0, jnp.exp(laws[jnp.maximum(parent, ROOT)]))
-    left = jnp.where(jnp.any(left > 0), left, jnp.where(taken, 0.0, 1.0))
+    possible = jnp.any(left > 0)
+    best = jnp.where(jnp.arange(laws.shape[-1]) == jnp.argmax(left), 1.0, 0.0)
+    left = jnp.where(possible & chosen[node], best, left)
+    left = jnp.where(possible, left, jnp.where(taken, 0.0, 1.0))
     drawn = jnp.log(left[token]) - jnp.log(jnp.sum(left))
     return jnp.where(parent == NO_PARENT, -jnp.log(1.0 * laws.shape[-1]), drawn)
+
+
+def _without_chosen(draft: Draft, laws: Float[Array, "N V"], chosen) -> Float[Array, "N V"]:
+    """The laws from which drawn children came: without the tokens of those chosen before."""
+
+    def of_node(node, log_q):
+        taken = _tokens_of(draft, (draft.parents == node) & chosen, log_q.shape[-1])
+        left = jnp.where(taken, -jnp.inf, log_q)
+        total = jax.nn.logsumexp(left)
+        return left - jnp.where(total > -jnp.inf, total, 0.0)
+
+    return jax.vmap(of_node)(jnp.arange(laws.shape[0]), laws)
 
 
 def _tokens_of(draft: Draft, chosen: Bool[Array, " N"], vocabulary: int) -> Bool[Array, " V"]:

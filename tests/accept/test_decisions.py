@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accept.instances import law_pairs, padded_chains, random_trees
+from accept.registry import LAW_FORM, WALKS
 
 from specjax import noise, tree
-from specjax.accept import RULES
 from specjax.accept.law import sample
 from specjax.noise import Noise
 from specjax.testing.pearson import pearson
@@ -15,14 +15,12 @@ from specjax.types import Draft
 
 pytestmark = pytest.mark.fast
 
-LAWS = {name: rule for name, rule in RULES.items() if hasattr(rule, "stop_law")}
-WALKS = {name: rule for name, rule in RULES.items() if not hasattr(rule, "stop_law")}
 ROOT_POSITION = 11
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", LAW_FORM)
 def test_the_sampler_draws_the_stop_and_the_next_token_from_the_law(name):
-    rule, vocabulary, nodes, draws = LAWS[name], 4, 4, 4000
+    rule, vocabulary, nodes, draws = LAW_FORM[name], 4, 4, 4000
     log_p, log_q = (
         jnp.asarray(law, jnp.float32) for law in law_pairs(1, nodes, vocabulary, repeats=2)
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from accept.instances import law_pairs, padded_chains, random_trees
+from accept.registry import LAWS, LOSSY, TREE_LAWS
 
 from specjax import tree
 from specjax.accept import RULES
@@ -15,31 +16,33 @@ from specjax.testing.mutants import SoftmaxedResidual, TargetForResidual, Unmask
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-LAWS = {name: rule for name, rule in RULES.items() if hasattr(rule, "stop_law")}
-TREE_LAWS = {name: rule for name, rule in LAWS.items() if rule.trees}
 MISTAKE = 1e-6
 ROUNDING = 1e-9
+# Each rule with its own way of drawing, and with drafts drawn plainly, which it must bear too.
+DRAWN = [(name, draws) for name, rule in LAWS.items() for draws in {"sample": 0, rule.draws: 0}]
+TREES_DRAWN = [(name, draws) for name, draws in DRAWN if name in TREE_LAWS]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def errors_when_drawn(law, log_p, log_q, parents):
-    """Largest error of the joint law, and the drafts' total probability, an instance each."""
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def verified_when_drawn(law, log_p, log_q, parents, draws="sample"):
+    """Error of the joint law, the drafts' total probability and the mean number accepted."""
 
     def one(log_p, log_q, parents):
-        draft, log_weight = drawn_drafts(log_q, parents)
-        error = jnp.abs(round_law(law, draft, log_weight, log_p).joint - joint_law(log_p))
-        return jnp.max(error), jnp.sum(jnp.exp(log_weight))
+        draft, log_weight = drawn_drafts(log_q, parents, draws)
+        result = round_law(law, draft, log_weight, log_p)
+        error = jnp.max(jnp.abs(result.joint - joint_law(log_p)))
+        return error, jnp.sum(jnp.exp(log_weight)), result.mean_accepted
 
     return jax.vmap(one)(log_p, log_q, parents)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def errors_when_fixed(law, log_p, parents, tokens):
-    """Largest error of the joint law of one draft, an instance each."""
+def verified_when_fixed(law, log_p, parents, tokens):
+    """Error of the joint law of one draft an instance, and the mean number accepted."""
 
     def one(log_p, parents, tokens):
-        emitted = round_law(law, *fixed_draft(tokens, parents), log_p).joint
-        return jnp.max(jnp.abs(emitted - joint_law(log_p)))
+        result = round_law(law, *fixed_draft(tokens, parents), log_p)
+        return jnp.max(jnp.abs(result.joint - joint_law(log_p))), result.mean_accepted
 
     return jax.vmap(one)(log_p, parents, tokens)
 
@@ -49,12 +52,18 @@ def chains(vocabulary, drafted, repeats):
     return log_p, log_q, padded_chains(vocabulary, log_p.shape[0], drafted + 1)
 
 
-@pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("vocabulary, drafted", [(3, 4), (4, 3), (5, 2), (4, 1)])
-def test_chains_drawn_from_a_law_are_verified_without_loss(name, vocabulary, drafted):
-    log_p, log_q, parents = chains(vocabulary, drafted, repeats=6)
-    assert log_p.shape[0] >= 50
-    error, weight = errors_when_drawn(LAWS[name], log_p, log_q, parents)
+def trees(vocabulary, nodes, repeats):
+    log_p, log_q = law_pairs(9, num_contexts(vocabulary, nodes), vocabulary, repeats)
+    return log_p, log_q, *random_trees(nodes, log_p.shape[0], nodes, vocabulary)
+
+
+@pytest.mark.parametrize("name, draws", DRAWN)
+@pytest.mark.parametrize("vocabulary, drafted, repeats", [(3, 4, 8), (4, 3, 7), (5, 2, 7)])
+def test_chains_drawn_from_a_law_are_verified_without_loss(
+    name, draws, vocabulary, drafted, repeats
+):
+    log_p, log_q, parents = chains(vocabulary, drafted, repeats)
+    error, weight, _ = verified_when_drawn(LAWS[name], log_p, log_q, parents, draws)
     np.testing.assert_allclose(weight, 1.0, atol=1e-12)
     assert np.max(error) < ROUNDING
 
@@ -64,26 +73,63 @@ def test_chains_of_point_masses_are_verified_without_loss(name):
     log_p, _, parents = chains(4, 4, repeats=21)
     tokens = jnp.asarray(np.random.default_rng(0).integers(4, size=parents.shape), jnp.int32)
     assert log_p.shape[0] >= 200
-    assert np.max(errors_when_fixed(LAWS[name], log_p, parents, tokens)) < ROUNDING
+    error, _ = verified_when_fixed(LAWS[name], log_p, parents, tokens)
+    assert np.max(error) < ROUNDING
 
 
 @pytest.mark.parametrize("name", TREE_LAWS)
 @pytest.mark.parametrize("vocabulary, nodes", [(3, 7), (4, 6)])
 def test_trees_of_fixed_children_are_verified_without_loss(name, vocabulary, nodes):
-    log_p, _ = law_pairs(7, num_contexts(vocabulary, nodes), vocabulary, repeats=11)
-    parents, tokens = random_trees(nodes, log_p.shape[0], nodes, vocabulary)
+    """And as many are accepted as `matching` does, which is optimal there."""
+    log_p, _, parents, tokens = trees(vocabulary, nodes, repeats=11)
     assert_trees_are_varied(parents, vocabulary)
-    assert np.max(errors_when_fixed(TREE_LAWS[name], log_p, parents, tokens)) < ROUNDING
+    error, accepted = verified_when_fixed(TREE_LAWS[name], log_p, parents, tokens)
+    assert np.max(error) < ROUNDING
+    _, best = verified_when_fixed(RULES["matching"], log_p, parents, tokens)
+    np.testing.assert_allclose(accepted, best, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("name", TREE_LAWS)
-def test_trees_drawn_without_replacement_are_verified_without_loss(name):
-    vocabulary, nodes = 3, 6
-    log_p, log_q = law_pairs(9, num_contexts(vocabulary, nodes), vocabulary, repeats=21)
-    parents, _ = random_trees(3, log_p.shape[0], nodes, vocabulary)
-    error, weight = errors_when_drawn(TREE_LAWS[name], log_p, log_q, parents)
+@pytest.mark.parametrize("name, draws", TREES_DRAWN)
+@pytest.mark.parametrize("vocabulary, nodes, repeats", [(3, 7, 11), (4, 5, 11)])
+def test_trees_drawn_without_replacement_are_verified_without_loss(
+    name, draws, vocabulary, nodes, repeats
+):
+    log_p, log_q, parents, _ = trees(vocabulary, nodes, repeats)
+    error, weight, _ = verified_when_drawn(TREE_LAWS[name], log_p, log_q, parents, draws)
     np.testing.assert_allclose(weight, 1.0, atol=1e-12)
     assert np.max(error) < ROUNDING
+
+
+def mean_accepted(name, *instances):
+    return np.asarray(verified_when_drawn(LAWS[name], *instances)[2])
+
+
+@pytest.mark.parametrize("vocabulary, drafted, repeats", [(3, 4, 8), (4, 3, 7), (5, 2, 7)])
+def test_block_verification_never_accepts_less_than_rejection(vocabulary, drafted, repeats):
+    """And leaf to root on a chain, or sibling by sibling, is the one or the other."""
+    instances = chains(vocabulary, drafted, repeats)
+    rejection, block = (mean_accepted(name, *instances) for name in ("rejection", "block"))
+    assert np.all(block > rejection - ROUNDING)
+    assert np.mean(block) > 1.01 * np.mean(rejection)
+    np.testing.assert_allclose(mean_accepted("traversal", *instances), block, atol=ROUNDING)
+    np.testing.assert_allclose(mean_accepted("recursive", *instances), rejection, atol=ROUNDING)
+
+
+def test_traversal_accepts_more_than_recursive_on_average():
+    log_p, log_q, parents, _ = trees(3, 7, repeats=11)
+    traversal, recursive, matching = (
+        mean_accepted(name, log_p, log_q, parents)
+        for name in ("traversal", "recursive", "matching")
+    )
+    assert np.mean(traversal) > 1.005 * np.mean(recursive)
+    assert np.mean(recursive) > 1.1 * np.mean(matching)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_lossy_rule_is_found(name):
+    log_p, log_q, parents = chains(4, 3, repeats=7)
+    error, *_ = verified_when_drawn(LOSSY[name], log_p, log_q, parents, LOSSY[name].draws)
+    assert np.mean(error > 100 * MISTAKE) > 0.3
 
 
 def assert_trees_are_varied(parents, vocabulary):
@@ -99,7 +145,7 @@ def assert_trees_are_varied(parents, vocabulary):
 @pytest.mark.parametrize("fault", [TargetForResidual, SoftmaxedResidual])
 def test_a_wrong_residual_is_found(name, fault):
     log_p, log_q, parents = chains(4, 3, repeats=6)
-    error, _ = errors_when_drawn(fault(LAWS[name]), log_p, log_q, parents)
+    error, *_ = verified_when_drawn(fault(LAWS[name]), log_p, log_q, parents)
     wrong = error > MISTAKE
     # Where p = q, nothing is rejected, and a root without a child leaves nothing to get wrong.
     assert wrong[0] and np.mean(wrong) > 0.3
@@ -108,7 +154,7 @@ def test_a_wrong_residual_is_found(name, fault):
 def test_unmasked_padding_is_found():
     log_p, log_q, parents = chains(4, 3, repeats=6)
     padded = np.any(parents[:, 1:] == -1, axis=1)
-    error, _ = errors_when_drawn(UnmaskedPadding(RULES["rejection"]), log_p, log_q, parents)
+    error, *_ = verified_when_drawn(UnmaskedPadding(RULES["rejection"]), log_p, log_q, parents)
     assert np.mean(error[padded] > MISTAKE) > 0.5
     assert np.max(error[~padded]) < ROUNDING
 
