@@ -115,7 +115,7 @@ def smallest_cut(p: Float[np.ndarray, " V"], sets: Mapping[frozenset[int], float
 def lump(
     p: Float[np.ndarray, " V"], q: Float[np.ndarray, " V"], kept: int = 32, lumps: int = 256
 ) -> tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]:
-    """Both laws with all but the ``kept`` most likely tokens of each made into ``lumps`` tokens.
+    """Both laws with few tokens: the ``kept`` most likely of each, and ``lumps`` others or so.
 
     A lump holds tokens with about the same p / q. `optimum` of the lumped laws is no lower than
     that of the laws themselves: it tries fewer sets H, and of a lump inside H at most one token is
@@ -128,10 +128,10 @@ def lump(
     mass = np.cumsum(p[others] + q[others])
     if others.size == 0 or mass[-1] == 0:
         return p[ids], q[ids]
-    lump_of = np.minimum(lumps * mass / mass[-1], lumps - 1).astype(np.int64)
+    _, lump_of = np.unique((lumps * mass / mass[-1]).astype(np.int64), return_inverse=True)
 
     def lumped(law):
-        return np.append(law[ids], np.bincount(lump_of, law[others], minlength=lumps))
+        return np.append(law[ids], np.bincount(lump_of, law[others]))
 
     return lumped(p), lumped(q)
 
