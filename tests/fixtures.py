@@ -527,7 +527,12 @@ def _compatible(drafter, rule) -> bool:
     return True
 
 
-PAIRS = tuple((name, rule) for name in METHODS for rule in allowed(name))
+def _paired(name: str, rule: str) -> bool:
+    """At full scale every pair; else every method with two rules, and every rule with a method."""
+    return FULL_SCALE or name == "draft_model" or rule in (method(name).default_rule, "coupled")
+
+
+PAIRS = tuple((name, rule) for name in METHODS for rule in allowed(name) if _paired(name, rule))
 
 
 # --- LLM over TABLE -----------------------------------------------------------------------------
