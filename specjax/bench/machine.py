@@ -18,6 +18,15 @@ from specjax.sampling_params import SamplingParams
 ROUNDS = 16
 REPEATS = 7
 PROBE_BYTES = 1 << 29
+MANY = 8
+SHAPED = {
+    "top_k": 50,
+    "top_p": 0.95,
+    "min_p": 0.02,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ class RoundCost:
     """Milliseconds of one round, and of the target forward inside it."""
 
     round: str
+    rows: int
     width: int
     round_ms: float
     forward_ms: float
@@ -49,12 +59,19 @@ def measure(plain: LLM, speculative: LLM) -> MachineCosts:
     """Times rounds that draft at full width on a periodic context, and plain steps."""
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.model.params))
     bandwidths, costs = [], {}
+    sampled = {"temperature": 0.8}
     kinds = [
-        ("plain, greedy", plain, 0.0),
-        ("speculative, greedy", speculative, 0.0),
-        ("speculative, sampled", speculative, 0.8),
+        ("plain, greedy", plain, 1, {"temperature": 0.0}),
+        ("speculative, greedy", speculative, 1, {"temperature": 0.0}),
+        ("speculative, sampled", speculative, 1, sampled),
+        ("plain, sampled", plain, MANY, sampled),
+        ("plain, shaped", plain, MANY, sampled | SHAPED),
+        ("speculative, sampled", speculative, MANY, sampled),
+        ("speculative, shaped", speculative, MANY, sampled | SHAPED),
     ]
-    programs = {name: _Rounds(engine, temperature) for name, engine, temperature in kinds}
+    programs = {
+        (name, rows): _Rounds(engine, rows, **params) for name, engine, rows, params in kinds
+    }
     for program in programs.values():
         program.time()
     for _ in range(REPEATS):
@@ -63,7 +80,7 @@ def measure(plain: LLM, speculative: LLM) -> MachineCosts:
             costs.setdefault(name, []).append(program.time())
     rounds = [
         RoundCost(
-            name,
+            *name,
             programs[name].width,
             statistics.median(one[0] for one in timed),
             statistics.median(one[1] for one in timed),
@@ -80,6 +97,7 @@ def report(costs: MachineCosts) -> str:
     rows = [
         (
             one.round,
+            one.rows,
             one.width,
             f"{one.round_ms:.2f}",
             f"{one.forward_ms:.2f}",
@@ -91,8 +109,19 @@ def report(costs: MachineCosts) -> str:
         f"one thread reads {costs.bandwidth_gb_s:.1f} GB/s; a plain step reads "
         f"{costs.weights_gb:.3f} GB of weights at {costs.plain_share:.0%} of that"
     )
-    columns = ["round", "width", "round ms", "forward ms", "all else"]
-    return f"{head}\n\n{table(columns, rows)}"
+    columns = ["round", "rows", "width", "round ms", "forward ms", "all else"]
+    return f"{head}\n\n{table(columns, rows)}\n\n{_shaping(costs)}"
+
+
+def _shaping(costs: MachineCosts) -> str:
+    shares = []
+    for kind in ("plain", "speculative"):
+        bare, shaped = (
+            next(one.round_ms for one in costs.rounds if (one.round, one.rows) == (name, MANY))
+            for name in (f"{kind}, sampled", f"{kind}, shaped")
+        )
+        shares.append(f"{(shaped - bare) / bare:.0%} of a {kind} round")
+    return f"shaped by {', '.join(SHAPED)}: {' and '.join(shares)} of {MANY} rows more"
 
 
 def read_bandwidth() -> float:
@@ -110,13 +139,13 @@ def read_bandwidth() -> float:
 class _Rounds:
     """A program of rounds that all begin from the same state, and one of forwards alone."""
 
-    def __init__(self, engine: LLM, temperature: float):
-        self.engine = engine
+    def __init__(self, engine: LLM, rows: int, **params: Any):
+        self.engine, self.rows = engine, rows
         drafter = engine._programs.drafter
         self.width = drafter.num_nodes
-        params = SamplingParams(temperature=temperature, max_tokens=64, seed=0)
-        rows = engine._rows([(None, [5, 6, 7, 8] * 16, params)])
-        self.request, state = engine._start(rows)
+        wanted = SamplingParams(max_tokens=64, seed=0, **params)
+        asked = engine._intake.take([[5, 6, 7, 8] * 16] * rows, wanted, engine._programs.rule)
+        self.request, state = engine._start(engine._rows(asked))
         self.state = self._periodic(state)
         programs, target = engine._programs, engine.model.target
 
@@ -131,14 +160,14 @@ class _Rounds:
             return lax.fori_loop(0, ROUNDS, body, state)
 
         def forwards(params, state):
-            tokens = jnp.full((1, self.width), 5, jnp.int32)
+            tokens = jnp.full((self.rows, self.width), 5, jnp.int32)
 
             def body(_, carry):
                 cache, kept = carry
                 out = target(params, tokens, None, cache)
                 return out.cache, kept + out.logits[:, :, 0]
 
-            return lax.fori_loop(0, ROUNDS, body, (state.cache, jnp.zeros((1, self.width))))
+            return lax.fori_loop(0, ROUNDS, body, (state.cache, jnp.zeros((self.rows, self.width))))
 
         self._rounds = jax.jit(rounds)
         self._forwards = jax.jit(forwards)
@@ -156,7 +185,7 @@ class _Rounds:
     def _periodic(self, state):
         """The state with its last token replaced by the one that continues the period."""
         context = state.context
-        tokens = context.tokens.at[0, context.length[0] - 1].set(5)
+        tokens = context.tokens.at[:, context.length[0] - 1].set(5)
         return replace(state, context=replace(context, tokens=tokens))
 
 
