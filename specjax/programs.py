@@ -132,7 +132,7 @@ def check_compatible(drafter: Drafter, rule: Rule) -> None:
     name = type(rule).__name__.lower()
     if not drafter.is_chain and not rule.trees:
         raise ValueError(f"rule '{name}' verifies chains only, and this drafter drafts trees")
-    if drafter.reranks and rule.draws == "sample":
+    if drafter.reranks and rule.draws in ("sample", "top_and_one"):
         raise ValueError(
             f"rule '{name}' needs every drawn token, and this drafter drops some by their score, "
             "which would bias the output: use the rule 'coupled' or 'matching'"
@@ -256,13 +256,15 @@ def _advance_program(programs, params, drafter_params, request, state, rounds, h
 
 def _announce(stage, programs, request, buffer):
     """Called while tracing: says which program is compiled, so that nothing does so in silence."""
+    parts = [*request.sampling.parts, *([] if request.logprobs is None else ["logprobs"])]
     log.info(
-        "compiling %s: %d rows, %d tokens, drafter %s, rule %s",
+        "compiling %s: %d rows, %d tokens, drafter %s, rule %s%s",
         stage,
         request.limit.shape[0],
         buffer,
         type(programs.drafter).__name__,
         type(programs.rule).__name__,
+        f", with {', '.join(parts)}" if parts else "",
     )
 
 

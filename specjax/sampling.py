@@ -22,6 +22,7 @@ from specjax.penalties import Penalties
 GREEDY_BELOW = 1e-5
 # Enough for most laws and settings, and cheap beside the passes over the vocabulary.
 SORTED = 256
+OPTIONAL = ("bias", "penalties", "min_tokens", "bad_words", "grammar", "processor")
 
 
 @typing.no_type_check
@@ -118,10 +119,14 @@ class Sampling:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Which of the optional parts are present."""
+        return tuple(name for name in OPTIONAL if getattr(self, name) is not None)
+
+    @property
     def looks_back(self) -> bool:
         """Whether any parameter depends on the tokens that came before."""
-        parts = self.penalties, self.min_tokens, self.bad_words, self.grammar, self.processor
-        return any(part is not None for part in parts)
+        return any(name != "bias" for name in self.parts)
 
 
 def _penalties(batch, repetition, presence, frequency) -> Penalties | None:
