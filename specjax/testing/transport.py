@@ -10,7 +10,7 @@ Everything is NumPy in float64. ``draws`` names how the drafts are drawn, as `Ru
 
 - "sample": without replacement, from the draft law. Coupled drafts have the same law of sets.
 - "top_k": the k most likely tokens, the lowest id among equals.
-- "top_k_sample": the k - 1 most likely tokens, and one sample of the others.
+- "top_and_one": the k - 1 most likely tokens, and one sample of the others.
 - "independent": with replacement; no rule here asks for it.
 """
 
@@ -22,7 +22,7 @@ from jaxtyping import Float
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-SETS_OF_DRAWS = ("sample", "top_k", "top_k_sample", "independent")
+SETS_OF_DRAWS = ("sample", "top_k", "top_and_one", "independent")
 MOST_TOKENS = 20
 ROUNDING = 1e-6
 # Trapezoids of this width in log time integrate a race of exponentials to about 1e-13.
@@ -42,7 +42,7 @@ def optimum(
     p, q = _checked(p, q, k, draws)
     if draws == "top_k":
         return float(p[_most_likely(q, k)].sum())
-    if draws == "top_k_sample":
+    if draws == "top_and_one":
         kept = _most_likely(q, k - 1)
         rest = _without(q, kept)
         return float(p[kept].sum() + np.minimum(p, rest)[rest > 0].sum())
@@ -57,7 +57,7 @@ def draft_sets(
 ) -> dict[frozenset[int], float]:
     """The sets of tokens that ``k`` drafts can be, with their probabilities; for small V."""
     _, q = _checked(q, q, k, draws)
-    if draws in ("top_k", "top_k_sample"):
+    if draws in ("top_k", "top_and_one"):
         fixed = frozenset(_most_likely(q, k if draws == "top_k" else k - 1).tolist())
         if draws == "top_k":
             return {fixed: 1.0}

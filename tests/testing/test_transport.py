@@ -61,7 +61,7 @@ def test_the_bound_holds_where_sets_can_only_be_tried():
 
 def test_one_draft_is_accepted_with_one_minus_the_distance():
     for p, q in pairs():
-        for draws in ("sample", "independent", "top_k_sample"):
+        for draws in ("sample", "independent", "top_and_one"):
             assert optimum(p, q, 1, draws) == pytest.approx(np.minimum(p, q).sum(), abs=EXACT)
         assert optimum(p, q, 1, "top_k") == pytest.approx(p[np.argmax(q)], abs=EXACT)
 
