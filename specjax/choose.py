@@ -37,11 +37,11 @@ def chooser(
         law, perturbed = lax.cond(
             jnp.all(sampling.greedy),
             lambda: (logits, logits),
-            lambda: draw(sampling, keys, root, logits, node, path),
+            lambda: draw(sampling, keys, root, logits, node, path, width),
         )
         tokens = _largest(perturbed, logits, width)
         score = _score(sampling.greedy, law, logits, tokens)
-        return tokens, score, law if draws == "sample" else None
+        return tokens, score, _REPORTED[draws](law, tokens)
 
     return choose
 
@@ -51,7 +51,7 @@ def _drawn(sampling, logits, perturb):
     return law, law + perturb(logits.shape[-1])
 
 
-def _sample(sampling, keys, root, logits, node, path):
+def _sample(sampling, keys, root, logits, node, path, width):
     def perturb(size):
         per_parent = jax.vmap(noise.draft, in_axes=(None, None, 0, None))
         return jax.vmap(per_parent, in_axes=(0, 0, 0, None))(keys, root, node, size)
@@ -59,7 +59,7 @@ def _sample(sampling, keys, root, logits, node, path):
     return _drawn(sampling, logits, perturb)
 
 
-def _coupled(sampling, keys, root, logits, node, path):
+def _coupled(sampling, keys, root, logits, node, path, width):
     position = root[:, None] + jnp.sum(path != NO_TOKEN, axis=-1) + 1
 
     def perturb(size):
@@ -69,12 +69,41 @@ def _coupled(sampling, keys, root, logits, node, path):
     return _drawn(sampling, logits, perturb)
 
 
-def _top_k(sampling, keys, root, logits, node, path):
+def _top_k(sampling, keys, root, logits, node, path, width):
     law = log_probs(sampling, logits)
     return law, law
 
 
-_DRAWS = {"sample": _sample, "coupled": _coupled, "top_k": _top_k}
+def _top_and_one(sampling, keys, root, logits, node, path, width):
+    """The most likely, best first, ahead of one drawn from the rest."""
+    law, perturbed = _sample(sampling, keys, root, logits, node, path, width)
+    _, top = lax.top_k(law, width - 1)
+    ahead = jnp.put_along_axis(
+        perturbed, top, AHEAD - jnp.arange(width - 1.0), axis=-1, inplace=False
+    )
+    return law, jnp.where(law > -jnp.inf, ahead, -jnp.inf)
+
+
+def _rest(law, tokens):
+    """The law of the last child, drawn when the others were taken out; -inf if none is left."""
+    left = jnp.put_along_axis(law, tokens[..., :-1], -jnp.inf, axis=-1, inplace=False)
+    total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
+    return left - jnp.where(total > -jnp.inf, total, 0.0)
+
+
+def _all(law, tokens):
+    return law
+
+
+def _nothing(law, tokens):
+    return None
+
+
+# Above any log-probability with its noise, and exact in float32 with a rank taken off.
+AHEAD = 1e6
+
+_DRAWS = {"sample": _sample, "coupled": _coupled, "top_k": _top_k, "top_and_one": _top_and_one}
+_REPORTED = {"sample": _all, "coupled": _nothing, "top_k": _nothing, "top_and_one": _rest}
 
 
 def _largest(

@@ -297,9 +297,9 @@ class Rule(Protocol):
     """Decides for one row how much of a draft stands; a hashable value, static under jit.
 
     ``draws`` tells how drafters must draw for it: "sample" (from their law), "top_k" (the most
-    likely) or "coupled" (with the target's own noise). ``trees`` says that branching drafts are
-    allowed, ``needs_law`` that it reads ``Draft.log_q``, ``lossless`` that the output's law is
-    the target's.
+    likely), "top_and_one" (those, and as the last child one drawn from the rest) or "coupled"
+    (with the target's own noise). ``trees`` says that branching drafts are allowed, ``needs_law``
+    that it reads ``Draft.log_q``, ``lossless`` that the output's law is the target's.
     """
 
     @property

@@ -61,7 +61,7 @@ def test_siblings_are_drawn_without_replacement():
 
 
 @pytest.mark.parametrize("width", [1, 3, 4])
-@pytest.mark.parametrize("draws", ["sample", "coupled", "top_k"])
+@pytest.mark.parametrize("draws", ["sample", "coupled", "top_k", "top_and_one"])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 1}, {"temperature": 0.0}, {"top_p": 0.5}])
 def test_children_are_always_distinct(draws, width, settings):
     tokens = np.asarray(choose(draws, repeated(64), width, **settings)[0])
@@ -84,6 +84,29 @@ def test_the_reported_law_is_the_one_drawn_from(settings):
 @pytest.mark.parametrize("draws", ["coupled", "top_k"])
 def test_no_law_is_reported_for_what_was_not_drawn_from_one(draws):
     assert choose(draws, repeated(2), 1)[2] is None
+
+
+def test_the_most_likely_children_come_before_one_drawn_from_the_rest():
+    rows = 20_000
+    tokens, _, log_q = choose("top_and_one", repeated(rows), 3)
+    tokens, law = np.asarray(tokens)[:, 0], np.exp(np.asarray(log_q[0, 0], np.float64))
+    assert np.all(tokens[:, :2] == [1, 2])
+    np.testing.assert_allclose(law, [1 / 3, 0, 0, 2 / 3], rtol=1e-5)
+    assert abs(pearson(np.bincount(tokens[:, 2], minlength=4), law / law.sum()).z) < 5
+
+
+def test_a_law_without_a_rest_draws_nothing():
+    tokens, _, log_q = choose("top_and_one", repeated(4), 3, top_k=2)
+    assert np.all(np.asarray(tokens)[:, 0] == [1, 2, 3])
+    assert np.all(np.asarray(log_q) == -np.inf)
+
+
+def test_a_single_child_is_drawn_from_its_whole_law():
+    (one, _, law), (other, _, expected) = (
+        choose(draws, repeated(64), 1) for draws in ("top_and_one", "sample")
+    )
+    np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(law, expected, rtol=1e-6)
 
 
 def test_parents_and_rounds_draw_independently():
@@ -111,7 +134,7 @@ def test_top_k_children_are_the_most_likely():
     assert np.asarray(choose("top_k", repeated(1), 3)[0])[0, 0].tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("draws", ["sample", "coupled", "top_k"])
+@pytest.mark.parametrize("draws", ["sample", "coupled", "top_k", "top_and_one"])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 1}])
 def test_rows_with_one_possible_token_draft_the_next_likely_ones_besides(draws, settings):
     """Alone, and beside a row that samples freely: the same children, best first."""
@@ -138,7 +161,7 @@ def test_scores_rank_drawn_children_above_spare_ones():
 
 def test_G3_tied_draft_logits_go_to_the_lowest_id():
     tied = jnp.zeros((1, 1, 12)).at[..., jnp.array([3, 9])].set(4.0)
-    for draws in ("sample", "coupled", "top_k"):
+    for draws in ("sample", "coupled", "top_k", "top_and_one"):
         for width in (1, 2):
             tokens = np.asarray(choose(draws, tied, width, temperature=0.0)[0])[0, 0]
             assert tokens.tolist() == [3, 9][:width]

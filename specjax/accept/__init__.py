@@ -16,6 +16,9 @@ RULES = {
     "matching": Matching(),
     "recursive": Recursive(),
     "traversal": Traversal(),
+    # Greedy draft sampling (Hu et al., arXiv 2502.18779): the most likely children and one drawn
+    # from the rest. Trying the drawn one first, as `Traversal` does, is optimal for such a set.
+    "greedy_draft": Traversal(draws="top_and_one"),
     "coupled": Coupled(),
     "typical": Typical(),
 }

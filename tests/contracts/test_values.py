@@ -55,7 +55,7 @@ def test_a_rule_built_again_is_the_same_value(name):
     again = type(rule)(**dataclasses.asdict(rule))
     assert rule == again
     assert hash(rule) == hash(again)
-    assert rule.draws in ("sample", "top_k", "coupled")
+    assert rule.draws in ("sample", "top_k", "top_and_one", "coupled")
 
 
 @pytest.mark.parametrize("has_law", [False, True])
