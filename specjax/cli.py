@@ -108,26 +108,76 @@ def _add_bench(commands) -> None:
 
 
 def _add_certify(commands) -> None:
-    command = commands.add_parser("certify", help="compare speculative with plain output")
+    command = commands.add_parser(
+        "certify",
+        help="prove that speculation leaves the output's law alone",
+        description="Without --identity or --greedy: the equivalence certificate of all rules, "
+        "drafters and sampling parameters, on models whose laws are known.",
+    )
     command.set_defaults(command=_certify)
-    command.add_argument(
+    kind = command.add_mutually_exclusive_group()
+    kind.add_argument(
         "--identity",
-        action="store_true",
-        required=True,
+        action="store_const",
+        const="identity",
+        dest="kind",
         help="greedy and coupled output is plain output, token for token",
     )
-    _model_options(command, dtype="float32")
-    command.add_argument("--max-tokens", type=int, default=128)
-    command.add_argument("--num-prompts", type=int, default=12)
-    command.add_argument(
-        "--num-speculative-tokens", type=int, nargs="+", default=[1, 2, 5, 10], metavar="K"
+    kind.add_argument(
+        "--greedy",
+        action="store_const",
+        const="greedy",
+        dest="kind",
+        help="greedy output re-scored by the plain model: near-ties and faults",
     )
-    command.add_argument("--batch", type=int, nargs="+", default=[1, 4], metavar="ROWS")
-    command.add_argument("--method", nargs="+", default=["ngram"], metavar="METHOD")
-    command.add_argument("--exit-layer", type=int, help="for --method early_exit")
-    command.add_argument("--temperature", type=float, default=0.8, help="of the coupled half")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--json", metavar="OUT", help="also write the findings here")
+    command.add_argument("--seed", type=int)
+    command.add_argument("--json", metavar="OUT", help="where to write the findings")
+    ours = command.add_argument_group("the certificate")
+    ours.add_argument("--rule", nargs="+", metavar="RULE", help="certify these rules only")
+    ours.add_argument("--drafter", nargs="+", metavar="DRAFTER", help="with these drafters only")
+    ours.add_argument(
+        "--budget", choices=("fast", "full"), help="fast (default): finds a TV of 1%%"
+    )
+    ours.add_argument("--claim", choices=("lossless", "lossy"), help="what the rules must be")
+    ours.add_argument("--markdown", metavar="OUT", help="where to write the table")
+    models = command.add_argument_group("--identity and --greedy")
+    models.add_argument("--model", help=f"a name, folder or .gguf file (default: {MODEL})")
+    models.add_argument("--dtype", help="float32; --greedy without it: float32 and bfloat16")
+    models.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
+    models.add_argument("--max-tokens", type=int)
+    models.add_argument("--num-prompts", type=int)
+    models.add_argument("--num-speculative-tokens", type=int, nargs="+", metavar="K")
+    models.add_argument("--batch", type=int, nargs="+", metavar="ROWS")
+    models.add_argument("--method", nargs="+", metavar="METHOD")
+    models.add_argument("--exit-layer", type=int, help="for --method early_exit")
+    models.add_argument("--temperature", type=float, help="of the coupled half of --identity")
+
+
+# The options of each kind of certificate, and their defaults.
+_SPECULATION = {
+    "model": MODEL,
+    "max_model_len": None,
+    "max_tokens": 128,
+    "num_prompts": 12,
+    "num_speculative_tokens": [1, 2, 5, 10],
+    "batch": [1, 4],
+    "method": ["ngram"],
+    "exit_layer": None,
+    "json": None,
+}
+_CERTIFY_OPTIONS = {
+    "law": {
+        "rule": [],
+        "drafter": [],
+        "budget": "fast",
+        "claim": "lossless",
+        "seed": 0,
+        "json": "specjax-certificate.json",
+        "markdown": "specjax-certificate.md",
+    },
+    "identity": _SPECULATION | {"dtype": "float32", "temperature": 0.8, "seed": 0},
+    "greedy": _SPECULATION | {"dtype": None},
+}
 
 
 def _add_convert(commands) -> None:
@@ -329,22 +379,65 @@ def _bench(options) -> int:
 
 
 def _certify(options) -> int:
+    kind = options.kind or "law"
+    known = _CERTIFY_OPTIONS[kind]
+    every = {name for names in _CERTIFY_OPTIONS.values() for name in names}
+    for name in sorted(every - set(known)):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            whom = "the certificate of laws" if kind == "law" else f"--{kind}"
+            raise ValueError(f"{flag} means nothing to {whom}: leave it out")
+    given = {name: getattr(options, name) for name in known}
+    chosen = {name: known[name] if value is None else value for name, value in given.items()}
+    return {"law": _certify_law, "identity": _certify_identity, "greedy": _certify_greedy}[kind](
+        argparse.Namespace(**chosen)
+    )
+
+
+def _certify_law(options) -> int:
+    from specjax.testing import certification
+
+    return certification.run(
+        rules=options.rule,
+        drafters=options.drafter,
+        budget=options.budget,
+        claim=options.claim,
+        seed=options.seed,
+        json=options.json,
+        markdown=options.markdown,
+    )
+
+
+def _certify_identity(options) -> int:
     from specjax.testing import identity
 
     return identity.certify(
-        model=options.model,
+        **_speculation(options),
         dtype=options.dtype,
-        methods=options.method,
-        exit_layer=options.exit_layer,
-        windows=options.num_speculative_tokens,
-        batches=options.batch,
-        num_prompts=options.num_prompts,
-        max_tokens=options.max_tokens,
         temperature=options.temperature,
         seed=options.seed,
-        output=_writable(options.json),
-        max_model_len=options.max_model_len,
     )
+
+
+def _certify_greedy(options) -> int:
+    from specjax.testing import greedy
+
+    dtypes = ["float32", "bfloat16"] if options.dtype is None else [options.dtype]
+    return greedy.certify(**_speculation(options), dtypes=dtypes)
+
+
+def _speculation(options) -> dict:
+    return {
+        "model": options.model,
+        "methods": options.method,
+        "exit_layer": options.exit_layer,
+        "windows": options.num_speculative_tokens,
+        "batches": options.batch,
+        "num_prompts": options.num_prompts,
+        "max_tokens": options.max_tokens,
+        "output": _writable(options.json),
+        "max_model_len": options.max_model_len,
+    }
 
 
 def _convert(arguments: list[str]) -> int:

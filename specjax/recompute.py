@@ -82,7 +82,7 @@ class Recompute:
         nodes = tokens.shape[1]
 
         def lineage(node):
-            path = jax.vmap(lambda row: tree.path_to(row, node, nodes))(parents)
+            path = jax.vmap(lambda row: tree.path_to(row, jnp.int32(node), nodes))(parents)
             context = cache.write(tree.take_path(tokens, path))
             logits = self.apply(params, context.tokens)
             place = cache.length + tree.depth(parents)[:, node]

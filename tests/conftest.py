@@ -112,7 +112,17 @@ def checkout() -> Path:
 
 # Where only tokens and counts are looked at, on models so small that compiling is all of the time.
 COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
-COMPILED_QUICKLY_TOO = ("test_choose", "test_known_laws", "test_meshes", "test_noise")
+COMPILED_QUICKLY_TOO = (
+    "test_choose",
+    "test_known_laws",
+    "test_meshes",
+    "test_noise",
+    "test_greedy_report",
+    "test_loop_sampler",
+    "test_certificate",
+    "test_mutants",
+    "test_trees",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -26,7 +26,11 @@ def writable(path: str | Path) -> Path:
 
 def write_json(path: Path, found: Any) -> None:
     """Writes ``found`` as JSON. Raises ValueError where the disk does not take all of it."""
-    text = json.dumps(found, indent=2) + "\n"
+    write_text(path, json.dumps(found, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file, or none. Raises ValueError where the disk does not take all of it."""
     try:
         # A device or a pipe (/dev/stdout) must not be replaced by a file.
         if path.exists() and not path.is_file():

@@ -1,13 +1,13 @@
-"""Tests of losslessness, for specjax's own rules and for anybody's sampler; see ``docs/testing.md``.
+"""Tests of losslessness, for specjax's own rules and anybody's sampler: see ``docs/testing.md``.
 
 - `joint_law_test` draws from a sampler and tests the joint law of its first tokens.
 - `JaxSampler`, `HuggingFaceSampler`, `EndpointSampler` make samplers of other people's.
 - `sequence_law`, `hugging_face_law` and `TABLES` say what the law is.
 - `power`, `rows_needed`, `smallest_tv` say how many rows find how small a bias.
 - `exact_law` computes the law of one round of a rule, without sampling.
-- `MUTANTS` are rules with one fault each, which the tests must find.
+- `MUTANTS` are rules, drafters and loops with one line wrong each; `run_checks` hunts one.
 - `greedy_report` re-scores greedy output and sorts each difference into near-tie and fault.
-- `Certificate` is what ``specjax certify`` writes.
+- `certify` gathers all evidence on specjax itself into a `Certificate`.
 
 As a pytest plugin: the fixtures `joint_law_test`, `assert_lossless` and `law_tables`. Names are
 imported when they are used, so importing this package costs nothing.
@@ -20,8 +20,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specjax.testing.certificate import Certificate as Certificate
+    from specjax.testing.certification import certify as certify
+    from specjax.testing.exact import exact_law as exact_law
+    from specjax.testing.greedy import GreedyReport as GreedyReport
+    from specjax.testing.greedy import greedy_report as greedy_report
     from specjax.testing.joint import JointLawResult as JointLawResult
     from specjax.testing.joint import joint_law_test as joint_law_test
+    from specjax.testing.mutants import MUTANTS as MUTANTS
+    from specjax.testing.mutants import run_checks as run_checks
     from specjax.testing.power_analysis import Plan as Plan
     from specjax.testing.power_analysis import power as power
     from specjax.testing.power_analysis import rows_needed as rows_needed
@@ -35,6 +42,13 @@ if TYPE_CHECKING:
     from specjax.testing.tables import Table as Table
 
 _HOME = {
+    "Certificate": "certificate",
+    "GreedyReport": "greedy",
+    "MUTANTS": "mutants",
+    "certify": "certification",
+    "exact_law": "exact",
+    "greedy_report": "greedy",
+    "run_checks": "mutants",
     "EndpointSampler": "samplers",
     "HuggingFaceSampler": "samplers",
     "JaxSampler": "samplers",

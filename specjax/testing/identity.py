@@ -76,7 +76,7 @@ def certify(
     """
     require_integer("the number of prompts", num_prompts, at_least=1)
     configs = {
-        (method, window): _config(method, window, exit_layer)
+        (method, window): speculation(method, window, exit_layer, rule="coupled")
         for method in methods
         for window in windows
     }
@@ -114,8 +114,11 @@ def certify(
     return _conclude(findings, model, plain.model.dtype, output)
 
 
-def _config(method: str, window: int, exit_layer: int | None) -> SpeculativeConfig:
-    options = {"method": method, "num_speculative_tokens": window, "rule": "coupled"}
+def speculation(
+    method: str, window: int, exit_layer: int | None, rule: str | None = None
+) -> SpeculativeConfig:
+    """How a setting of the command line drafts; ``exit_layer`` is for the method that takes one."""
+    options: dict[str, Any] = {"method": method, "num_speculative_tokens": window, "rule": rule}
     if method == "early_exit":
         options["exit_layer"] = exit_layer
     return SpeculativeConfig.parse(options)

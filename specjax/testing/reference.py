@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 GREEDY_BELOW = 1e-5
 
@@ -91,6 +91,7 @@ def shaped_logits(
     *,
     allowed_token_ids: Sequence[int] | None = None,
     banned_token_ids: Sequence[int] = (),
+    grammar: Int[np.ndarray, "Q V"] | None = None,
     bad_words: Sequence[Sequence[int]] = (),
     min_tokens: int = 0,
     stop_token_ids: Sequence[int] = (),
@@ -101,15 +102,18 @@ def shaped_logits(
 ) -> Float[np.ndarray, " V"]:
     """Logits after bans, biases and penalties, in vLLM's order.
 
-    Allowed and banned ids; bad words, each a list of ids whose last one is banned where the output
-    ends with the others; no end (``stop_token_ids``, EOS among them) before ``min_tokens``; biases;
-    the repetition penalty over prompt and output; frequency and presence penalties over the output.
-    Bad words and the minimum length yield where they would leave no token at all.
+    Allowed and banned ids; a ``grammar``, the next state of each state and token, or -1 where the
+    token may not come, from state 0 on; bad words, each a list of ids whose last one is banned
+    where the output ends with the others; no end (``stop_token_ids``, EOS among them) before
+    ``min_tokens``; biases; the repetition penalty over prompt and output; frequency and presence
+    penalties over the output. The last three bans yield where they would leave no token at all.
     """
     logits = logits.copy()
     if allowed_token_ids is not None:
         logits = _without(logits, set(range(logits.shape[0])) - set(allowed_token_ids))
     logits = _without(logits, banned_token_ids)
+    if grammar is not None:
+        logits = _unless_empty(np.where(_allowed(grammar, output), logits, -np.inf), logits)
     completed = [word[-1] for word in bad_words if _ends_with(output, word[:-1])]
     logits = _unless_empty(_without(logits, completed), logits)
     if len(output) < min_tokens:
@@ -122,6 +126,13 @@ def shaped_logits(
     for token in set(output):
         logits[token] -= frequency_penalty * list(output).count(token) + presence_penalty
     return logits
+
+
+def _allowed(grammar, output):
+    state = 0
+    for token in output:
+        state = grammar[state, token] if state >= 0 else state
+    return (grammar[state] >= 0) & (state >= 0)
 
 
 def _ends_with(output, tokens) -> bool:

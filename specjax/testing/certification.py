@@ -1,0 +1,195 @@
+"""``specjax certify``: gathers the evidence and writes the certificate.
+
+For each of a list of checks the error of the exact law, the sampled joint law through the whole
+loop with its family-wise p-value, and the smallest bias that would have been found. The
+certificate proves itself: a bias of just the planned size is put into the loop and must be found,
+and so must rules, drafters and loops with one line wrong.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm.auto import tqdm
+
+from specjax import __version__
+from specjax.accept import RULES, default_rule
+from specjax.bench.findings import writable, write_json, write_text
+from specjax.compilation_cache import enable_compilation_cache
+from specjax.testing.certificate import Caught, Certificate, Injected, Line
+from specjax.testing.checks import CHAIN, Check, checks
+from specjax.testing.evidence import Evidence, biased_table, gather, sampled
+from specjax.testing.loop_sampler import LoopSampler
+from specjax.testing.mutants import CHECKS, MUTANTS, ROWS_OF_BUDGET, run_checks
+from specjax.testing.power_analysis import ALPHA, PROBABILITY, holm, rows_needed
+from specjax.testing.tables import DEPTH, TABLES
+
+# The bias that a budget is sure to find, in total variation.
+TV_OF_BUDGET = {"fast": 0.01, "full": 0.003}
+EXACT = 1e-9
+MOST_WORKERS = 4
+
+
+def certify(
+    *,
+    rules: Sequence[str] = (),
+    drafters: Sequence[str] = (),
+    budget: str = "fast",
+    claim: str = "lossless",
+    seed: int = 0,
+    tv: float | None = None,
+    registry: Mapping[str, Any] = RULES,
+) -> Certificate:
+    """Gathers the evidence on all checks, or on those of certain rules and drafters.
+
+    Args:
+        budget: "fast" is sure to find a bias of 1%, "full" one of 0.3% and has more shapes.
+        claim: "lossless" refuses rules that are not; "lossy" states how far these are.
+        tv: the bias to be found, instead of the budget's.
+        registry: rules by name, instead of specjax's own.
+
+    Raises ValueError for what cannot be checked, before anything is compiled.
+    """
+    _check_claim(claim, rules, registry)
+    chosen = checks(budget, rules, drafters, registry)
+    if claim == "lossy":
+        chosen = [check for check in chosen if not registry[check.rule].lossless]
+    tv = TV_OF_BUDGET[budget] if tv is None else tv
+    family = max(1, sum(registry[check.rule].lossless for check in chosen))
+    rows = rows_needed(tv, checks=family)
+    with ThreadPoolExecutor(min(MOST_WORKERS, os.cpu_count() or 1)) as pool:
+        # Programs compile on one core each: two threads keep more than one busy.
+        bias = pool.submit(_inject, tv, rows, family, seed)
+        jobs = [pool.submit(gather, check, registry, rows, seed) for check in chosen]
+        names = () if rules or drafters else MUTANTS
+        hunts = [pool.submit(_hunt, name, budget, seed) for name in names]
+        every = [bias, *jobs, *hunts]
+        with tqdm(total=len(every), unit=" checks", delay=2, leave=False) as bar:
+            for job in every:
+                job.add_done_callback(lambda _: bar.update())
+            try:
+                injected = bias.result()
+                found = [job.result() for job in jobs]
+                mutants = tuple(job.result() for job in hunts)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return Certificate(
+        budget=budget,
+        seed=seed,
+        alpha=ALPHA,
+        tv=tv,
+        lines=tuple(_judged(chosen, found, registry, family)),
+        injected=injected,
+        mutants=mutants,
+        versions=_versions(),
+    )
+
+
+def _check_claim(claim: str, rules: Sequence[str], registry) -> None:
+    for name in rules:
+        if name in registry and registry[name].lossless != (claim == "lossless"):
+            other = "lossy" if claim == "lossless" else "lossless"
+            raise ValueError(
+                f"rule {name!r} is {other} and cannot be certified as {claim}: ask for "
+                f"--claim {other}"
+            )
+
+
+def _inject(tv: float, rows: int, family: int, seed: int) -> Injected:
+    """A biased target under the default rule, judged by the law of the unbiased one."""
+    right = TABLES["trigram"]
+    check = Check(default_rule(True), "draft_model", CHAIN, "trigram")
+    sampler = LoopSampler(biased_table(right, tv), DEPTH, RULES[check.rule], *check.build())
+    p_value = sampled(sampler, right.law(), rows, seed).p_value
+    return Injected(tv, p_value, p_value < ALPHA / family)
+
+
+def _hunt(name: str, budget: str, seed: int) -> Caught:
+    """Whether a mutant is found by the check that must find it."""
+    mutant = MUTANTS[name]
+    if budget == "fast":
+        rows = ROWS_OF_BUDGET[budget]
+        found = {mutant.caught_by: CHECKS[mutant.caught_by](mutant, rows, seed)}
+    else:
+        found = run_checks(mutant, budget, seed)
+    return Caught(
+        mutant=name,
+        fault=mutant.fault,
+        check=mutant.caught_by,
+        found=found[mutant.caught_by],
+        weaker=mutant.passes,
+        weaker_found=found.get(mutant.passes),
+    )
+
+
+def _judged(chosen: list[Check], found: list[Evidence], registry, family: int) -> list[Line]:
+    lossless = [registry[check.rule].lossless for check in chosen]
+    adjusted = iter(
+        holm([one.fit.p_value for one, is_ in zip(found, lossless, strict=True) if is_])
+    )
+    return [
+        _line(check, one, next(adjusted) if is_lossless else None, family)
+        for check, one, is_lossless in zip(chosen, found, lossless, strict=True)
+    ]
+
+
+def _line(check: Check, one: Evidence, adjusted: float | None, family: int) -> Line:
+    lossless = adjusted is not None
+    return Line(
+        rule=check.rule,
+        drafter=check.drafter,
+        shape=check.shape,
+        model=check.model,
+        asks=check.asks,
+        claim="lossless" if lossless else f"lossy, TV = {one.exact_error:.2g}",
+        exact_error=one.exact_error,
+        statistic=one.fit.statistic,
+        degrees=one.fit.degrees,
+        rows=one.fit.samples,
+        p_value=one.fit.p_value,
+        p_adjusted=adjusted,
+        detectable_tv=one.fit.detectable_tv(PROBABILITY, ALPHA / family),
+        different_rows=one.different,
+        compared_rows=one.compared,
+        faults=tuple(_faults(one, adjusted)) if adjusted is not None else (),
+    )
+
+
+def _faults(one: Evidence, adjusted: float) -> Iterator[str]:
+    if one.exact_error is not None and not one.exact_error < EXACT:
+        yield f"the exact law is off by {one.exact_error:.1e}"
+    if adjusted < ALPHA:
+        yield f"the sampled law is broken (p = {adjusted:.1e})"
+    if one.different:
+        yield f"{one.different} of {one.compared} rows are not plain decoding's"
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "specjax": __version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def run(*, json: Path | str, markdown: Path | str, **options: Any) -> int:
+    """`certify`, printed and written to two files; returns 1 if anything failed."""
+    json, markdown = writable(json), writable(markdown)
+    enable_compilation_cache()
+    certificate = certify(**options)
+    print(certificate.as_table())
+    if certificate.mutants:
+        print(f"\n{certificate.mutants_table()}")
+    print("\n" + "\n".join(certificate.notes))
+    print(f"\n{certificate.conclusion}")
+    write_json(json, certificate.as_dict())
+    write_text(markdown, certificate.as_markdown())
+    print(f"wrote {json} and {markdown}", file=sys.stderr)
+    return 0 if certificate.passed else 1

@@ -1,0 +1,125 @@
+"""What is found out about one check: its exact law, its sampled law, identity with plain output."""
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from specjax.accept import RULES
+from specjax.draft import NoDraft
+from specjax.testing.checks import MODELS, SHAPES, Check
+from specjax.testing.exact import exact_law
+from specjax.testing.joint import JointLawResult, joint_law_test
+from specjax.testing.loop_sampler import LoopSampler, mixture_law
+from specjax.testing.pearson import Fit
+from specjax.testing.power_analysis import tilted, worst_direction
+from specjax.testing.tables import DEPTH, TABLES, Table
+
+ROWS_A_CALL = 50_000
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of one check; None is what cannot be asked of its rule.
+
+    Attributes:
+        exact_error: the largest total variation between a round's law and the target's.
+        fit: the statistic of the sampled joint law, through the whole loop.
+        different: rows that are not plain decoding's with the same keys, of ``compared``.
+    """
+
+    exact_error: float | None
+    fit: Fit
+    different: int | None = None
+    compared: int = 0
+
+
+def calls_of(rows: int) -> tuple[int, int]:
+    """At least ``rows`` rows as calls of one size, so that one program draws them all."""
+    calls = math.ceil(rows / ROWS_A_CALL)
+    return calls, math.ceil(rows / calls)
+
+
+def gather(check: Check, rules: Any, rows: int, seed: int) -> Evidence:
+    """All evidence on one check, from at least ``rows`` sampled rows.
+
+    ``rules`` maps the names of rules to rules, as `specjax.accept.RULES` does.
+    """
+    rule = rules[check.rule]
+    drafter, params = check.build()
+    model = MODELS[check.model]
+    sampler = LoopSampler(model, DEPTH, rule, drafter, params, check.settings)
+    law = mixture_law(model, DEPTH, check.settings)
+    fit = sampled(sampler, law, rows, seed).fit
+    if hasattr(rule, "stop_law"):
+        tables = TABLES.values() if rule.lossless else [TABLES[check.model]]
+        parents = SHAPES[check.shape]
+        return Evidence(exact_error(rule, parents, tables) if check.is_of_rule else None, fit)
+    compared = calls_of(rows)[1]
+    plain = LoopSampler(model, DEPTH, RULES["matching"], NoDraft(), None, check.settings)
+    differs = np.any(np.asarray(sampler(seed, compared)) != np.asarray(plain(seed, compared)), 1)
+    return Evidence(None, fit, int(differs.sum()), compared)
+
+
+def sampled(sampler: LoopSampler, law: Any, rows: int, seed: int) -> JointLawResult:
+    """The test of a sampler by calls of one size."""
+    calls, size = calls_of(rows)
+    return joint_law_test(sampler, law, rows=calls * size, rows_a_call=size, seed=seed)
+
+
+def exact_error(
+    rule: Any, parents: tuple[int, ...], tables: Iterable[Table] = tuple(TABLES.values())
+) -> float:
+    """The largest total variation of one round's law from the target's, over some tables.
+
+    In float64, by summing over every draft of this shape, every stop and every next token.
+    """
+    depth = 1 + max(_depth(parents, node) for node in range(len(parents)))
+    errors = []
+    for table in tables:
+        law = exact_law(rule, *_contexts(table, depth), np.array(parents, np.int32))
+        errors.append(float(np.abs(np.asarray(law.joint) - np.asarray(law.target)).sum() / 2))
+    return max(errors)
+
+
+def _depth(parents, node) -> int:
+    return 0 if node == 0 else 1 + _depth(parents, parents[node])
+
+
+def _contexts(
+    table: Table, depth: int
+) -> tuple[Float[np.ndarray, "C V"], Float[np.ndarray, "C V"]]:
+    """Log-laws of target and draft after each sequence of fewer than ``depth`` tokens."""
+    last_two = [
+        (*table.prompt, *output)[-2:]
+        for length in range(depth)
+        for output in itertools.product(range(table.vocabulary), repeat=length)
+    ]
+    rows = tuple(np.array(last_two).T)
+    with np.errstate(divide="ignore"):
+        return _normalised(table.logits[rows]), _normalised(table.draft_logits[rows])
+
+
+def _normalised(logits) -> Float[np.ndarray, "C V"]:
+    weights = np.exp(logits.astype(np.float64))
+    return np.log(weights / weights.sum(-1, keepdims=True))
+
+
+def biased_table(table: Table, tv: float) -> Table:
+    """A table whose joint law is ``tv`` from that of ``table``, in the first token's law alone."""
+    before = table.prompt[-2:]
+    weights = np.exp(table.logits[before].astype(np.float64))
+    law = weights / weights.sum()
+    low, high = 0.0, 2 * tv
+    for _ in range(40):
+        middle = (low + high) / 2
+        logits = table.logits.copy()
+        logits[before] = np.log(tilted(law, worst_direction(law), middle))
+        biased = Table(f"{tv:.1%} from another", logits, table.draft_logits, table.prompt)
+        distance = np.abs(biased.law() - table.law()).sum() / 2
+        low, high = (middle, high) if distance < tv else (low, middle)
+    return biased

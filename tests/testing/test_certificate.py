@@ -1,0 +1,159 @@
+"""The certificate: what it covers, that it passes what is right, and that it fails what is not."""
+
+import dataclasses
+import json
+
+import pytest
+
+from specjax.accept import RULES
+from specjax.accept.rejection import Rejection
+from specjax.draft import DRAFTERS
+from specjax.sampling_params import SamplingParams
+from specjax.testing.certificate import Caught, Certificate, Injected
+from specjax.testing.certification import _hunt, _inject, certify, run
+from specjax.testing.checks import BUDGETS, CHAIN, SHAPES_OF_BUDGET, TABLES, checks
+from specjax.testing.evidence import biased_table
+from specjax.testing.power_analysis import rows_needed
+
+# Not of the law: how many, how long, how it is told, and what the text is cut at.
+NOT_OF_THE_LAW = {
+    *("n", "seed", "max_tokens", "stop", "ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "logprobs"),
+}
+OTHER_NAMES = {"structured_outputs": "grammar"}
+COARSE = 0.05
+
+
+# --- what is checked ---
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_rule_shape_drafter_and_parameter_is_checked(budget):
+    listed = checks(budget)
+    assert len(listed) < BUDGETS[budget], "one more is the injected bias"
+    assert len({check.name for check in listed}) == len(listed)
+    of_rules = {(check.rule, check.shape) for check in listed if check.is_of_rule}
+    assert of_rules == {
+        (name, shape)
+        for name, rule in RULES.items()
+        for shape in SHAPES_OF_BUDGET[budget]
+        if shape == CHAIN or rule.trees
+    }
+    assert {check.drafter for check in listed} == {*DRAFTERS, "tree"}
+    asked = {name for check in listed for setting in check.settings for name in setting}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)} - NOT_OF_THE_LAW
+    assert {OTHER_NAMES.get(name, name) for name in fields} <= asked
+
+
+@pytest.mark.fast
+def test_every_table_is_used_at_full_size():
+    assert {check.model for check in checks("full")} == {*TABLES, "transformer"}
+
+
+@pytest.mark.fast
+def test_filters_choose_and_an_empty_choice_is_an_error():
+    assert {check.rule for check in checks("fast", ["recursive"])} == {"recursive"}
+    assert {check.drafter for check in checks("fast", [], ["ngram"])} == {"ngram"}
+    with pytest.raises(ValueError, match="no check has a rule among greedy and a drafter among"):
+        checks("fast", ["greedy"], ["ngram"])
+    with pytest.raises(ValueError, match="unknown rule 'rejektion'; known: greedy, rejection"):
+        checks("fast", ["rejektion"])
+    with pytest.raises(ValueError, match="unknown drafter 'medusa9'; known: none"):
+        checks("fast", [], ["medusa9"])
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("rule, claim", [("typical", "lossless"), ("block", "lossy")])
+def test_a_claim_that_a_rule_cannot_make_is_refused_by_name(rule, claim):
+    with pytest.raises(ValueError, match=f"rule '{rule}' is .* cannot be certified as {claim}"):
+        certify(rules=[rule], claim=claim)
+
+
+# --- what is found ---
+
+
+class TargetForResidual(Rejection):
+    """One line wrong: after a rejection the next token is drawn from the target's own law."""
+
+    def residual(self, draft, log_p, aux, node):
+        return log_p[node]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """One run with a broken rule among right ones: its status and the two files."""
+    folder = tmp_path_factory.mktemp("certificate")
+    out = {"json": folder / "c.json", "markdown": folder / "c.md"}
+    broken = {**RULES, "rejection": TargetForResidual()}
+    rules = ["rejection", "matching", "coupled"]
+    status = run(rules=rules, drafters=["draft_model"], tv=COARSE, seed=3, registry=broken, **out)
+    return status, json.loads(out["json"].read_text()), out["markdown"].read_text()
+
+
+@pytest.mark.slow
+def test_a_broken_rule_fails_in_its_own_line_and_the_exit_status_says_so(written):
+    status, found, markdown = written
+    assert status == 1 and not found["passed"]
+    assert markdown.startswith("# specjax: NOT lossless: 1 of 3 checks failed")
+    (line,) = (line for line in markdown.splitlines() if "FAULT" in line)
+    assert line.startswith("| rejection ")
+    assert "the exact law is off by" in line and "the sampled law is broken" in line
+    (faulty,) = (line for line in found["lines"] if not line["passed"])
+    assert faulty["exact_error"] > 0.01 and faulty["p_adjusted"] < 1e-9
+
+
+@pytest.mark.slow
+def test_right_rules_beside_it_pass(written):
+    _, found, markdown = written
+    lines = {line["rule"]: line for line in found["lines"]}
+    matching, coupled = lines["matching"], lines["coupled"]
+    assert matching["passed"] and matching["exact_error"] < 1e-12
+    assert matching["detectable_tv"] <= COARSE * 1.02
+    # It is no law, but plain decoding's own tokens.
+    assert coupled["passed"] and coupled["exact_error"] is None
+    assert coupled["different_rows"] == 0 and coupled["compared_rows"] > 1000
+    assert found["injected"]["found"] and found["seed"] == 3
+    assert "a rerun with the same seed repeats this run and is no new evidence" in markdown
+
+
+@pytest.mark.slow
+def test_a_lossy_rule_is_certified_as_lossy_only():
+    (line,) = certify(rules=["typical"], drafters=["draft_model"], claim="lossy", tv=COARSE).lines
+    assert line.exact_error is not None and line.exact_error > 0.05
+    assert line.verdict == f"lossy, TV = {line.exact_error:.2g}"
+    assert line.p_adjusted is None and line.p_value < 1e-9 and line.passed
+
+
+@pytest.mark.slow
+def test_a_bias_of_one_percent_in_the_loop_is_found():
+    table = TABLES["trigram"]
+    biased = biased_table(table, 0.01)
+    assert abs(biased.law() - table.law()).sum() / 2 == pytest.approx(0.01, rel=1e-3)
+    found = _inject(0.01, rows_needed(0.01, checks=28), 28, seed=1)
+    assert found.found and found.p_value < 1e-8
+
+
+@pytest.mark.fast
+def test_a_certificate_that_misses_the_injected_bias_certifies_nothing():
+    missed = Certificate("fast", 0, 1e-6, 0.01, (), Injected(0.01, 0.3, False), (), {})
+    assert not missed.passed and "proves nothing" in missed.conclusion
+    assert "was NOT found" in missed.as_markdown()
+
+
+@pytest.mark.fast
+def test_a_certificate_that_misses_a_mutant_certifies_nothing():
+    found = Caught("one", "a line", "exact", True, "identity", None)
+    missed = dataclasses.replace(found, mutant="two", found=False)
+    injected = Injected(0.01, 0.0, True)
+    certificate = Certificate("fast", 0, 1e-6, 0.01, (), injected, (found, missed), {})
+    assert not certificate.passed
+    assert certificate.conclusion == "NOT certified: mutants were not found: two"
+    assert "1 of 2 mutants" in certificate.as_markdown()
+    assert dataclasses.replace(certificate, mutants=(found,)).passed
+
+
+@pytest.mark.slow
+def test_a_mutant_is_hunted_by_the_check_that_must_find_it():
+    caught = _hunt("residual is p", "fast", seed=0)
+    assert caught.found and caught.check == "exact" and caught.weaker_found is None

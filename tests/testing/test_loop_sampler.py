@@ -1,0 +1,52 @@
+"""Every sampling parameter through the whole loop, against the law that the reference computes."""
+
+import numpy as np
+import pytest
+
+from specjax.draft import ModelDrafter, NoDraft
+from specjax.testing.checks import IDLE, PARAMETERS
+from specjax.testing.joint import joint_law_test
+from specjax.testing.loop_sampler import LoopSampler, mixture_law
+from specjax.testing.tables import DEPTH, TABLES
+from specjax.types import Drafter
+
+pytestmark = pytest.mark.slow
+
+TABLE = TABLES["trigram"]
+DRAFTER = ModelDrafter(TABLE.target, 3, TABLE.vocabulary, 64, 8)
+
+
+def whole(name):
+    return tuple(IDLE | one for one in PARAMETERS[name])
+
+
+def outcome(settings, law, rows, drafter: Drafter = DRAFTER):
+    rule = "rejection" if drafter is DRAFTER else "matching"
+    sampler = LoopSampler(TABLE, DEPTH, rule, drafter, TABLE.draft_params, settings)
+    return joint_law_test(sampler, law, rows=rows, rows_a_call=rows)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_each_parameter_keeps_its_law(scale, name):
+    """All in one program: what is not asked for is there and idle."""
+    result = outcome(whole(name), mixture_law(TABLE, DEPTH, whole(name)), scale(30_000, 400_000))
+    assert result.passed, str(result)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_that_is_ignored_is_found(scale, name):
+    """The same rows against the law without it; of the processor, without that."""
+    ends = {"stop_token_ids": whole(name)[0]["stop_token_ids"]}
+    bare = (
+        IDLE if name != "logits_processor" else {k: v for k, v in IDLE.items() if "proc" not in k}
+    )
+    law = mixture_law(TABLE, DEPTH, (bare | ends,))
+    assert np.abs(law - mixture_law(TABLE, DEPTH, whole(name))).sum() / 2 > 0.05
+    assert not outcome(whole(name), law, scale(30_000, 400_000)).passed
+
+
+def test_parameters_that_are_absent_are_absent(scale):
+    law = TABLE.law(temperature=0.7)
+    settings = ({"temperature": 0.7},)
+    assert outcome(settings, law, scale(30_000, 400_000)).passed
+    assert outcome(settings, law, scale(30_000, 400_000), NoDraft()).passed
