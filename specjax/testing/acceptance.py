@@ -98,14 +98,17 @@ def sibling_acceptance(
     bounds = functools.cache(lambda k, sets: _node_optima(laws, k, sets))
     drawn = functools.cache(lambda draws, k: _siblings(draws, k, drafts, laws.log_q, keys))
     keys = jax.random.split(jax.random.key(seed), len(laws.log_p))
-    widest, rows = max(drafted), []
+    rows = []
     for name, rule in rules.items():
-        for k in drafted if rule.trees else [k for k in drafted if k == 1]:
+        allowed = drafted if rule.trees else [k for k in drafted if k == 1]
+        widest = max(allowed, default=0)
+        for k in allowed:
             bound = bounds(k, _sets(rule.draws))
-            tokens, log_q = drawn(rule.draws, widest if rule.draws in NESTED else k)
+            tokens, log_q = drawn(rule.draws, max(drafted) if rule.draws in NESTED else k)
             index = jnp.arange(widest + 1)
             parents = jnp.where((index > 0) & (index <= k), ROOT, NO_PARENT)
-            tokens = jnp.pad(tokens, ((0, 0), (0, 0), (1, widest - tokens.shape[-1])))
+            missing = max(widest - tokens.shape[-1], 0)
+            tokens = jnp.pad(tokens[..., :widest], ((0, 0), (0, 0), (1, missing)))
             seen = laws.log_p[:, None, None]
             accepted = _accepted(rule, tokens, parents, log_q, seen, keys)
             rows.append(_row(laws, name, rule, SIBLINGS, k, accepted, bound))

@@ -1,7 +1,7 @@
 """Next-token laws of a model, and of its early exit, along text that the model wrote itself."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from specjax.checkpoint import Model
 from specjax.generate import next_power_of_two
 from specjax.llm import LLM
 from specjax.sampling_params import SamplingParams, require_integer
-from specjax.types import Target
+from specjax.testing.acceptance import Acceptance, Laws, sibling_acceptance
+from specjax.types import Rule, Target
 
 
 def text_laws(
@@ -56,6 +57,31 @@ def text_laws(
         for target in (model.target, early)
     )
     return log_p[:positions], log_q[:positions]
+
+
+def text_acceptance(
+    model: Model,
+    exit_layer: int,
+    prompts: Sequence[list[int]] | None = None,
+    *,
+    rules: Mapping[str, Rule] | None = None,
+    temperatures: Sequence[float] = (1.0, 0.7),
+    positions: int = 384,
+    drafts: int = 8,
+    seed: int = 0,
+) -> list[Acceptance]:
+    """`sibling_acceptance` of ``rules`` (every lossless one) on `text_laws`, at each temperature.
+
+    An early exit that was not trained agrees with its model rarely, so the figures are low; their
+    shares of the bound tell more.
+    """
+    rows = []
+    for temperature in temperatures:
+        options = {"temperature": temperature, "positions": positions, "seed": seed}
+        log_p, log_q = text_laws(model, exit_layer, prompts, **options)
+        name = f"exit after {exit_layer} layers, temperature {temperature:g}"
+        rows += sibling_acceptance(Laws(name, log_p, log_q), rules, drafts=drafts, seed=seed)
+    return rows
 
 
 @functools.partial(jax.jit, static_argnums=0)

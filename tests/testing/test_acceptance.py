@@ -20,7 +20,7 @@ from specjax.testing.acceptance import (
     synthetic_laws,
 )
 from specjax.testing.exact import drawn_drafts, num_contexts, round_law
-from specjax.testing.text_laws import text_laws
+from specjax.testing.text_laws import text_acceptance, text_laws
 from specjax.testing.transport import chain_optimum, coupled_acceptance, optimum
 from specjax.types import AcceptResult
 
@@ -172,6 +172,19 @@ def test_laws_along_text_are_those_that_the_model_and_its_first_layers_draw_from
     )
     bound = np.mean([optimum(_law(p), _law(q), 1) for p, q in zip(log_p, log_q, strict=True)])
     assert row.optimum == pytest.approx(bound, abs=1e-3)
+
+
+def test_text_is_reported_at_each_temperature():
+    rules = {name: RULES[name] for name in ("rejection", "matching")}
+    rows = text_acceptance(
+        tiny_model(), 1, [[5, 6, 7]], rules=rules, temperatures=(1.0, 0.5), positions=2
+    )
+    assert {(row.laws, row.rule, row.drafted) for row in rows} == {
+        (f"exit after 1 layers, temperature {temperature}", name, k)
+        for temperature in ("1", "0.5")
+        for name in rules
+        for k in (DRAFTED if RULES[name].trees else (1,))
+    }
 
 
 def _law(log_p):
