@@ -652,9 +652,12 @@ class Session:
         sampling: Sampling | None = None,
         budget=BUFFER,
         eos_ids=(),
+        mesh=None,
     ) -> "Session":
         rows, buffer = prompts.tokens.shape
-        programs = Programs(method.target, method.drafter, RULES[rule], CHUNK)
+        programs = Programs(method.target, method.drafter, RULES[rule], CHUNK, mesh=mesh)
+        params, drafter_params = programs.place_all(method.params, method.drafter_params)
+        method = replace(method, params=params, drafter_params=drafter_params)
         length = jnp.asarray(prompts.length)
         request = Request(
             prompt_length=length,
