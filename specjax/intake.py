@@ -13,6 +13,7 @@ from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
 from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams
 from specjax.text import Tokenizer
+from specjax.token_bytes import token_bytes
 from specjax.types import Rule
 
 
@@ -35,7 +36,7 @@ class Intake:
     vocab_size: int
     eos_ids: Sequence[int]
     max_model_len: int
-    grammars: dict[str, Grammar] = field(default_factory=dict)
+    grammars: dict[Any, Grammar] = field(default_factory=dict)
 
     def take(self, prompts: Any, sampling_params: Any, rule: Rule) -> list[Asked]:
         """Raises ValueError naming the prompt and the remedy."""
@@ -70,7 +71,7 @@ class Intake:
                 "choose the rule 'coupled' or another"
             )
         words = [ids for word in params.bad_words for ids in self._spellings(word)]
-        return Asked(text, ids, params, words, self._grammar(params.structured_outputs))
+        return Asked(text, ids, params, words, self._grammar(params))
 
     def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -105,12 +106,16 @@ class Intake:
                     f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
                     f"{self.vocab_size}, 0 to {self.vocab_size - 1}"
                 )
-        possible = params.allowed_token_ids
-        possible = range(self.vocab_size) if possible is None else possible
+        if len(self._impossible(params)) == self.vocab_size:
+            raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
+
+    def _impossible(self, params: SamplingParams) -> frozenset[int]:
+        """The ids that bans, a bias or a list of others keep from ever coming."""
         banned = {id for id, bias in (params.logit_bias or {}).items() if bias == float("-inf")}
         banned |= set(params.banned_token_ids)
-        if len(banned) > 0 and not set(possible) - banned:
-            raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
+        if params.allowed_token_ids is not None:
+            banned |= set(range(self.vocab_size)) - set(params.allowed_token_ids)
+        return frozenset(banned)
 
     def _spellings(self, word: str) -> list[list[int]]:
         """The tokens of a word at the start of a text and, where they differ, after a space."""
@@ -119,17 +124,20 @@ class Intake:
         spaced = self.tokenizer.encode(" " + bare, add_special_tokens=False)
         return [plain] if plain == spaced else [plain, spaced]
 
-    def _grammar(self, structure: Mapping[str, Any] | None) -> Grammar | None:
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """The grammar over the tokens that are possible at all, so that none leads nowhere."""
+        structure, impossible = params.structured_outputs, self._impossible(params)
         if structure is None:
             return None
-        (kind, wanted), name = next(iter(structure.items())), repr(structure)
+        (kind, wanted), name = next(iter(structure.items())), (repr(structure), impossible)
         if name not in self.grammars:
             compiles = compile_json_schema if kind == "json" else compile_regex
             if kind == "choice":
                 wanted = "|".join(re.escape(text) for text in wanted)
-            self.grammars[name] = compiles(
-                wanted, self.tokenizer, self.eos_ids, width=self.vocab_size
-            )
+            pieces = enumerate(token_bytes(self.tokenizer))
+            vocabulary = [None if id in impossible else piece for id, piece in pieces]
+            ends = [id for id in self.eos_ids if id not in impossible]
+            self.grammars[name] = compiles(wanted, vocabulary, ends, width=self.vocab_size)
         return self.grammars[name]
 
 

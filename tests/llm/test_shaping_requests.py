@@ -78,6 +78,16 @@ def test_a_pattern_is_followed_to_its_end(llm):
     assert one(llm, "abc", structured_outputs={"choice": ["bed", "dog"]}).text[:3] in ("bed", "dog")
 
 
+def test_a_pattern_goes_around_banned_ids(llm):
+    """And is refused where they leave no way to a match."""
+    pattern = {"structured_outputs": {"regex": "(bc|d){3}"}}
+    assert one(llm, "abc", banned_token_ids=[3], **pattern).text == "bcbcbca"
+    assert one(llm, "abc", logit_bias={3: BANNED}, **pattern).text == "bcbcbca"
+    assert one(llm, "abc", allowed_token_ids=[0, 3], **pattern).text == "ddda"
+    with pytest.raises(ValueError, match="no sequence of this vocabulary's tokens"):
+        one(llm, "abc", allowed_token_ids=[0, 1], **pattern)
+
+
 def test_a_users_function_is_part_of_the_law(llm):
     def no_letter_twice(logits, past):
         last = past.tokens[past.length - 1]
