@@ -14,7 +14,7 @@ import specjax
 
 pytestmark = pytest.mark.fast
 
-HEAVY = ("flax.nnx", "gguf", "orbax", "tokenizers", "torch", "transformers")
+HEAVY = ("flax.nnx", "gguf", "orbax", "outlines_core", "tokenizers", "torch", "transformers")
 CATCH_ALLS = {"utils.py", "common.py", "base.py", "config.py", "helpers.py", "misc.py"}
 
 
