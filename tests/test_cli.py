@@ -326,6 +326,27 @@ def test_a_certificate_that_cannot_be(refused, tiny, options, sentence):
     assert sentence in refused("certify", "--identity", "--model", tiny, *options)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--rule", "rejektion"], "unknown rule 'rejektion'; known: greedy, rejection"),
+        (["--drafter", "medusa9"], "unknown drafter 'medusa9'; known: none, ngram"),
+        (["--rule", "typical"], "rule 'typical' is lossy and cannot be certified as lossless"),
+        (["--rule", "greedy", "--drafter", "ngram"], "no check has a rule among greedy and"),
+        (["--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
+        (["--markdown", "/nowhere/out.md"], "cannot write /nowhere/out.md"),
+        (["--num-prompts", "3"], "--num-prompts means nothing to the certificate of laws"),
+        (["--identity", "--rule", "block"], "--rule means nothing to --identity"),
+        (["--greedy", "--temperature", "1"], "--temperature means nothing to --greedy"),
+        (["--greedy", "--num-prompts", "0"], "the number of prompts is 0"),
+    ],
+)
+def test_a_certificate_of_laws_that_cannot_be(refused, tmp_path, monkeypatch, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused("certify", *options)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_options_that_no_parser_knows_are_the_shells_usual_error(capsys):
     for arguments in ([], ["generate"], ["generate", "a", "--temperature", "warm"], ["gennerate"]):
         with pytest.raises(SystemExit) as exit:
@@ -494,6 +515,20 @@ def test_greedy_and_coupled_speculation_say_what_plain_decoding_says(run, tmp_pa
     for one in findings:
         assert one["faults"] == 0 and one["tokens"] == 144
         assert one["tokens_per_target_forward"] > 1
+
+
+@pytest.mark.network
+def test_greedy_output_is_rescored_by_the_plain_model(run, tmp_path):
+    """SmolLM2, one prompt of 16 tokens, five drafts."""
+    out = tmp_path / "greedy.json"
+    status, text, _ = run(
+        *("certify", "--greedy", "--dtype", "float32", "--num-prompts", 1, "--max-tokens", 16),
+        *("--num-speculative-tokens", 5, "--batch", 1, "--json", out),
+    )
+    assert status == 0, text
+    assert "the plain model's best, or nearly tied: 16 tokens" in text
+    (found,) = json.loads(out.read_text())
+    assert (found["dtype"], found["tokens"], found["faults"]) == ("float32", 16, 0)
 
 
 @pytest.mark.network

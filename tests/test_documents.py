@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/testing.md")
 
 
 def test_readme_tree_is_the_tree(checkout):
