@@ -8,13 +8,15 @@ sequences of ``depth`` tokens.
 Letters beyond those of `specjax.types`: ``C`` contexts, ``X`` drafts enumerated.
 """
 
+import functools
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from specjax import tree
 from specjax.accept.law import Law
@@ -27,6 +29,46 @@ class RoundLaw(NamedTuple):
 
     joint: Float[Array, " sequences"]
     mean_accepted: Float[Array, ""]
+
+
+class ExactLaw(NamedTuple):
+    """What one round of a rule emits, what the target would, and how far apart that is at most."""
+
+    error: float
+    joint: Float[Array, " sequences"]
+    target: Float[Array, " sequences"]
+    mean_accepted: float
+
+
+def exact_law(
+    rule: Any,
+    log_p: Float[ArrayLike, "C V"],
+    log_q: Float[ArrayLike, "C V"],
+    parents: Int[ArrayLike, " N"],
+    draws: str | None = None,
+) -> ExactLaw:
+    """The exact law of one round of ``rule`` over a tree drawn from the law ``log_q``, in float64.
+
+    ``log_p`` and ``log_q`` hold a law for each context of fewer than D tokens, D - 1 the depth of
+    the tree; a lossless rule's error is below 1e-9. ``draws`` is how the tree is drawn, None being
+    the way that the rule wants. Raises ValueError for a rule that is no law.
+    """
+    if not hasattr(rule, "stop_law"):
+        raise ValueError(
+            f"{type(rule).__name__} is no law but a function of the noise: compare its tokens"
+        )
+    with jax.enable_x64(True):
+        laws = (jnp.asarray(np.asarray(law, np.float64)) for law in (log_p, log_q))
+        shape = jnp.asarray(parents, jnp.int32)
+        joint, target, accepted = _exact(rule, draws or rule.draws, *laws, shape)
+        error = float(jnp.max(jnp.abs(joint - target)))
+        return ExactLaw(error, joint, target, float(accepted))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _exact(rule, draws, log_p, log_q, parents):
+    result = round_law(rule, *drawn_drafts(log_q, parents, draws), log_p)
+    return result.joint, joint_law(log_p), result.mean_accepted
 
 
 def num_contexts(vocabulary: int, depth: int) -> int:

@@ -11,8 +11,20 @@ from accept.registry import LAWS, LOSSY, TREE_LAWS
 
 from specjax import tree
 from specjax.accept import RULES
-from specjax.testing.exact import drawn_drafts, fixed_draft, joint_law, num_contexts, round_law
-from specjax.testing.mutants import SoftmaxedResidual, TargetForResidual, UnmaskedPadding
+from specjax.testing.exact import (
+    drawn_drafts,
+    exact_law,
+    fixed_draft,
+    joint_law,
+    num_contexts,
+    round_law,
+)
+from specjax.testing.faulty_rules import (
+    FaultyLaw,
+    padding_in_chain,
+    softmaxed_residual,
+    target_for_residual,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -142,10 +154,10 @@ def assert_trees_are_varied(parents, vocabulary):
 
 
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("fault", [TargetForResidual, SoftmaxedResidual])
+@pytest.mark.parametrize("fault", [target_for_residual, softmaxed_residual])
 def test_a_wrong_residual_is_found(name, fault):
     log_p, log_q, parents = chains(4, 3, repeats=6)
-    error, *_ = verified_when_drawn(fault(LAWS[name]), log_p, log_q, parents)
+    error, *_ = verified_when_drawn(FaultyLaw(LAWS[name], follows=fault), log_p, log_q, parents)
     wrong = error > MISTAKE
     # Where p = q, nothing is rejected, and a root without a child leaves nothing to get wrong.
     assert wrong[0] and np.mean(wrong) > 0.3
@@ -154,7 +166,8 @@ def test_a_wrong_residual_is_found(name, fault):
 def test_unmasked_padding_is_found():
     log_p, log_q, parents = chains(4, 3, repeats=6)
     padded = np.any(parents[:, 1:] == -1, axis=1)
-    error, *_ = verified_when_drawn(UnmaskedPadding(RULES["rejection"]), log_p, log_q, parents)
+    faulty = FaultyLaw(RULES["rejection"], stops=padding_in_chain)
+    error, *_ = verified_when_drawn(faulty, log_p, log_q, parents)
     assert np.mean(error[padded] > MISTAKE) > 0.5
     assert np.max(error[~padded]) < ROUNDING
 
@@ -164,3 +177,15 @@ def test_more_children_than_their_law_can_draw_exhaust_it():
     draft, log_weight = drawn_drafts(log_q, jnp.array([-1, 0, 0, 0]))
     drawn = np.asarray(draft.tokens)[np.exp(log_weight) > 0, 1:]
     assert sorted(map(tuple, drawn)) == [(0, 1, 2), (0, 2, 1)]
+
+
+def test_exact_law_tells_a_rule_from_a_faulty_one():
+    log_p, log_q, parents = (np.asarray(x)[0] for x in trees(3, 5, repeats=1)[:3])
+    right = exact_law(RULES["traversal"], log_p, log_q, parents)
+    wrong = exact_law(
+        FaultyLaw(RULES["traversal"], follows=target_for_residual), log_p, log_q, parents
+    )
+    assert right.error < ROUNDING < MISTAKE < wrong.error
+    assert right.mean_accepted == pytest.approx(wrong.mean_accepted)
+    with pytest.raises(ValueError, match="Coupled is no law"):
+        exact_law(RULES["coupled"], log_p, log_q, parents)

@@ -16,13 +16,18 @@ from specjax.draft import DRAFTERS, NoDraft
 from specjax.generate import generate
 from specjax.sampling import Sampling
 from specjax.testing import reference
+from specjax.testing.faulty_rules import (
+    FaultyDecision,
+    FaultyLaw,
+    fresh_noise,
+    target_for_residual,
+)
 from specjax.testing.joint import (
     next_token_laws,
     output,
     sequence_counts,
     transition_counts,
 )
-from specjax.testing.mutants import Mutant, fresh_noise, target_for_residual
 from specjax.testing.pearson import SCORE_LIMIT, pearson
 
 pytestmark = pytest.mark.slow
@@ -128,8 +133,10 @@ def test_every_drafter_keeps_the_joint_law(table, transformer, rows, name):
 @pytest.mark.parametrize("name", SAMPLING_RULES)
 def test_a_faulty_rule_is_found(table, rows, name):
     drafter, params = draft_model(table)
-    mutant = Mutant(RULES[name], target_for_residual if name in LAWS else fresh_noise)
-    generation = generated(table, rows, drafter, mutant, drafter_params=params)
+    rule = RULES[name]
+    wrong = FaultyLaw(rule, follows=target_for_residual)
+    wrong = wrong if name in LAWS else FaultyDecision(rule, fresh_noise)
+    generation = generated(table, rows, drafter, wrong, drafter_params=params)
     assert score(table, generation).z > FOUND
 
 
