@@ -16,6 +16,8 @@ from specjax.text import Tokenizer
 from specjax.token_bytes import token_bytes
 from specjax.types import Rule
 
+GRAMMARS_KEPT = 64
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -126,11 +128,14 @@ class Intake:
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
         """The grammar over the tokens that are possible at all, so that none leads nowhere."""
-        structure, impossible = params.structured_outputs, self._impossible(params)
+        structure = params.structured_outputs
         if structure is None:
             return None
+        impossible = self._impossible(params)
         (kind, wanted), name = next(iter(structure.items())), (repr(structure), impossible)
         if name not in self.grammars:
+            if len(self.grammars) == GRAMMARS_KEPT:
+                del self.grammars[next(iter(self.grammars))]
             compiles = compile_json_schema if kind == "json" else compile_regex
             if kind == "choice":
                 wanted = "|".join(re.escape(text) for text in wanted)

@@ -153,6 +153,11 @@ class SamplingParams:
                 f"structured_outputs is {wanted!r}: give a dictionary with one of "
                 f"{', '.join(STRUCTURES)}",
             )
+            choices = wanted.get("choice", ("",))
+            _require(
+                _is_list_of(choices, str) and not isinstance(choices, str) and len(choices) > 0,
+                f"structured_outputs choice is {choices!r}: it must be a list of strings",
+            )
         function = self.logits_processor
         _require(
             function is None or callable(function),
