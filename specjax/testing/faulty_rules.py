@@ -3,17 +3,16 @@
 The faults are those that shipped elsewhere: each leaves the output plausible and its law wrong.
 """
 
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from specjax import noise as roles
+from specjax import tree
 from specjax.accept import law
 from specjax.noise import Noise
 from specjax.sampling import first_argmax
@@ -176,38 +175,29 @@ def fresh_noise(rule, draft: Draft, log_p, noise: Noise) -> AcceptResult:
     return result.replace(next_token=first_argmax(anew))
 
 
-@typing.no_type_check
-@struct.dataclass
-class _FaultyNoise:
-    """A round's noise with one of its roles keyed wrongly."""
-
-    key: Key[Array, ""]
-    root: Int[Array, ""]
-    fault: str = struct.field(pytree_node=False)
-
-    def token(self, depth: Int[Array, ""], size: int) -> Float[Array, " {size}"]:
-        if self.fault == "token by round":
-            round_key = jax.random.fold_in(self.key, roles.ROLES * self.root + roles.ACCEPT)
-            return roles.gumbel(jax.random.fold_in(round_key, depth), size)
-        return Noise(self.key, self.root).token(depth, size)
-
-    def accept(self, size: int) -> Float[Array, " {size}"]:
-        if self.fault == "accept as draft":
-            return roles.draft(self.key, self.root, jnp.int32(ROOT), size)
-        root = jnp.zeros_like(self.root) if self.fault == "accept by row" else self.root
-        return Noise(self.key, root).accept(size)
-
-
 def accepts_by_draft_noise(rule, draft, log_p, noise: Noise) -> AcceptResult:
-    """Draft and acceptance share a key."""
-    return rule(draft, log_p, _FaultyNoise(noise.key, noise.root, "accept as draft"))
+    """Acceptance and the draws below the root share a key."""
+    shared = roles.draft(noise.key, noise.root, jnp.int32(ROOT), log_p.shape[0])
+    return _decided(rule, draft, log_p, shared, noise)
 
 
 def accepts_by_row(rule, draft, log_p, noise: Noise) -> AcceptResult:
     """The acceptance noise is the same in every round of a row."""
-    return rule(draft, log_p, _FaultyNoise(noise.key, noise.root, "accept by row"))
+    same = Noise(noise.key, jnp.zeros_like(noise.root)).accept(log_p.shape[0])
+    return _decided(rule, draft, log_p, same, noise)
+
+
+def _decided(rule, draft: Draft, log_p, accept: Float[Array, " N"], noise: Noise) -> AcceptResult:
+    """What `specjax.accept.law.sample` does, with another noise to accept by."""
+    nodes, vocabulary = log_p.shape
+    log_stop, aux = rule.stop_law(draft, log_p)
+    node = first_argmax(log_stop + accept)
+    depth = tree.depth(draft.parents)[node]
+    follows = rule.residual(draft, log_p, aux, node) + noise.token(depth, vocabulary)
+    return AcceptResult(tree.path_to(draft.parents, node, nodes), depth, first_argmax(follows))
 
 
 def token_noise_by_round(rule, draft, log_p, noise: Noise) -> AcceptResult:
-    """The token noise is keyed by the round instead of by the token's position."""
-    return rule(draft, log_p, _FaultyNoise(noise.key, noise.root, "token by round"))
+    """The token noise is keyed by the round and the depth, not by the token's position."""
+    round_key = jax.random.fold_in(noise.key, noise.root)
+    return rule(draft, log_p, Noise(round_key, jnp.zeros_like(noise.root)))
