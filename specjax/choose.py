@@ -114,7 +114,9 @@ def _largest(
         return first_argmax(perturbed)[..., None]
     possible = jnp.isfinite(perturbed)
     drawn = lax.top_k(jnp.where(possible, perturbed, -jnp.inf), width)[1]
-    spare = lax.top_k(jnp.where(possible, -jnp.inf, logits), width)[1]
+    # Tokens of logit -inf are spare, too, and must come before those drawn already.
+    left = jnp.maximum(logits, jnp.finfo(logits.dtype).min)
+    spare = lax.top_k(jnp.where(possible, -jnp.inf, left), width)[1]
     rank, found = jnp.arange(width), jnp.sum(possible, axis=-1, keepdims=True)
     instead = jnp.take_along_axis(spare, jnp.maximum(rank - found, 0), axis=-1)
     return jnp.where(rank < found, drawn, instead).astype(jnp.int32)

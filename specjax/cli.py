@@ -140,9 +140,13 @@ def _add_certify(commands) -> None:
     )
     ours.add_argument("--claim", choices=("lossless", "lossy"), help="what the rules must be")
     ours.add_argument("--markdown", metavar="OUT", help="where to write the table")
-    models = command.add_argument_group("--identity and --greedy")
-    models.add_argument("--model", help=f"a name, folder or .gguf file (default: {MODEL})")
-    models.add_argument("--dtype", help="float32; --greedy without it: float32 and bfloat16")
+    ours.add_argument(
+        "--model", help="certify this checkpoint on its own law, with the drafters that it allows"
+    )
+    ours.add_argument("--dtype", help="float32; --greedy without it: float32 and bfloat16")
+    models = command.add_argument_group(
+        "--identity and --greedy", f"These need a checkpoint; without --model it is {MODEL}."
+    )
     models.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
     models.add_argument("--max-tokens", type=int)
     models.add_argument("--num-prompts", type=int)
@@ -171,6 +175,8 @@ _CERTIFY_OPTIONS = {
         "drafter": [],
         "budget": "fast",
         "claim": "lossless",
+        "model": None,
+        "dtype": "float32",
         "seed": 0,
         "json": "specjax-certificate.json",
         "markdown": "specjax-certificate.md",
@@ -397,15 +403,15 @@ def _certify(options) -> int:
 def _certify_law(options) -> int:
     from specjax.testing import certification
 
-    return certification.run(
-        rules=options.rule,
-        drafters=options.drafter,
-        budget=options.budget,
-        claim=options.claim,
-        seed=options.seed,
-        json=options.json,
-        markdown=options.markdown,
-    )
+    files = {"json": options.json, "markdown": options.markdown}
+    common = {"budget": options.budget, "seed": options.seed}
+    if options.model is None:
+        return certification.run(
+            **files, **common, rules=options.rule, drafters=options.drafter, claim=options.claim
+        )
+    if options.rule or options.drafter or options.claim != "lossless":
+        raise ValueError("--model has checks of its own: leave out --rule, --drafter and --claim")
+    return certification.run(**files, **common, model=options.model, dtype=options.dtype)
 
 
 def _certify_identity(options) -> int:

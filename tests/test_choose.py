@@ -70,6 +70,15 @@ def test_children_are_always_distinct(draws, width, settings):
     assert tokens.min() >= 0 and tokens.max() < 4
 
 
+@pytest.mark.parametrize("draws", ["sample", "coupled", "top_k", "top_and_one"])
+@pytest.mark.parametrize("sure", range(4))
+def test_children_are_distinct_where_one_token_is_certain(draws, sure):
+    """All other logits are -inf: none of them may be the certain one once more."""
+    certain = jnp.where(jnp.arange(4) == sure, 0.0, -jnp.inf)
+    tokens, _, _ = choose(draws, jnp.broadcast_to(certain, (8, 1, 4)), 3)
+    assert all(len(set(row)) == 3 and row[0] == sure for row in tokens[:, 0].tolist())
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5}, {"top_k": 2}, {"min_p": 0.6}])
 def test_the_reported_law_is_the_one_drawn_from(settings):
     rows = 20_000

@@ -336,6 +336,8 @@ def test_a_certificate_that_cannot_be(refused, tiny, options, sentence):
         (["--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
         (["--markdown", "/nowhere/out.md"], "cannot write /nowhere/out.md"),
         (["--num-prompts", "3"], "--num-prompts means nothing to the certificate of laws"),
+        (["--model", "gpt-9"], "'gpt-9' is neither a path nor a known model"),
+        (["--model", "gpt-9", "--rule", "block"], "--model has checks of its own: leave out"),
         (["--identity", "--rule", "block"], "--rule means nothing to --identity"),
         (["--greedy", "--temperature", "1"], "--temperature means nothing to --greedy"),
         (["--greedy", "--num-prompts", "0"], "the number of prompts is 0"),

@@ -7,7 +7,8 @@
 - `exact_law` computes the law of one round of a rule, without sampling.
 - `MUTANTS` are rules, drafters and loops with one line wrong each; `run_checks` hunts one.
 - `greedy_report` re-scores greedy output and sorts each difference into near-tie and fault.
-- `certify` gathers all evidence on specjax itself into a `Certificate`.
+- `certify` gathers all evidence on specjax itself into a `Certificate`, `certify_checkpoint` that
+  on one checkpoint.
 
 As a pytest plugin: the fixtures `joint_law_test`, `assert_lossless` and `law_tables`. Names are
 imported when they are used, so importing this package costs nothing.
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specjax.testing.certificate import Certificate as Certificate
     from specjax.testing.certification import certify as certify
+    from specjax.testing.certification import certify_checkpoint as certify_checkpoint
     from specjax.testing.exact import exact_law as exact_law
     from specjax.testing.greedy import GreedyReport as GreedyReport
     from specjax.testing.greedy import greedy_report as greedy_report
@@ -46,6 +48,7 @@ _HOME = {
     "GreedyReport": "greedy",
     "MUTANTS": "mutants",
     "certify": "certification",
+    "certify_checkpoint": "certification",
     "exact_law": "exact",
     "greedy_report": "greedy",
     "run_checks": "mutants",

@@ -115,7 +115,7 @@ class Certificate:
 
     def _about_mutants(self) -> str:
         if not self.mutants:
-            return "Mutants are left out where rules or drafters are chosen."
+            return "Mutants are left out where rules, drafters or a checkpoint are chosen."
         found = sum(one.found for one in self.mutants)
         return f"{found} of {len(self.mutants)} mutants, one line wrong each, were found."
 

@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ from tqdm.auto import tqdm
 from specjax import __version__
 from specjax.accept import RULES, default_rule
 from specjax.bench.findings import writable, write_json, write_text
+from specjax.checkpoint import Model, load
 from specjax.compilation_cache import enable_compilation_cache
 from specjax.testing.certificate import Caught, Certificate, Injected, Line
+from specjax.testing.checkpoint_checks import (
+    CELLS,
+    Checkpoint,
+    CheckpointCheck,
+    checkpoint_checks,
+)
+from specjax.testing.checkpoint_checks import ROWS_OF_BUDGET as CHECKPOINT_ROWS
+from specjax.testing.checkpoint_checks import gather as gather_of_checkpoint
 from specjax.testing.checks import CHAIN, Check, checks
 from specjax.testing.evidence import Evidence, biased_table, gather, sampled
 from specjax.testing.loop_sampler import LoopSampler
 from specjax.testing.mutants import CHECKS, MUTANTS, ROWS_OF_BUDGET, run_checks
-from specjax.testing.power_analysis import ALPHA, PROBABILITY, holm, rows_needed
+from specjax.testing.power_analysis import ALPHA, PROBABILITY, holm, rows_needed, smallest_tv
 from specjax.testing.tables import DEPTH, TABLES
 
 # The bias that a budget is sure to find, in total variation.
@@ -62,33 +72,49 @@ def certify(
     tv = TV_OF_BUDGET[budget] if tv is None else tv
     family = max(1, sum(registry[check.rule].lossless for check in chosen))
     rows = rows_needed(tv, checks=family)
+    mutants = () if rules or drafters else MUTANTS
+    injected, caught, found = _work(
+        partial(_inject, tv, family, seed),
+        [partial(_hunt, name, budget, seed) for name in mutants],
+        [partial(gather, check, registry, rows, seed) for check in chosen],
+    )
+    lines = tuple(_judged(chosen, found, registry, family))
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, caught, _versions())
+
+
+def certify_checkpoint(
+    model: Model, *, budget: str = "fast", seed: int = 0, registry: Mapping[str, Any] = RULES
+) -> Certificate:
+    """The certificate of one checkpoint, on its own law; its rows find less than a table's."""
+    checkpoint = Checkpoint(model)
+    chosen = checkpoint_checks(checkpoint)
+    rows, family = CHECKPOINT_ROWS[budget], len(chosen)
+    tv = smallest_tv(rows, cells=CELLS, checks=family)
+    injected, _, found = _work(
+        partial(_inject, tv, family, seed),
+        [],
+        [partial(gather_of_checkpoint, one, checkpoint, registry, rows, seed) for one in chosen],
+    )
+    lines = tuple(_judged(chosen, found, registry, family))
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, (), _versions())
+
+
+def _work(inject, hunts, gathers) -> tuple[Injected, tuple[Caught, ...], list[Evidence]]:
+    """Does everything side by side: programs compile on one core each."""
     with ThreadPoolExecutor(min(MOST_WORKERS, os.cpu_count() or 1)) as pool:
-        # Programs compile on one core each: two threads keep more than one busy.
-        bias = pool.submit(_inject, tv, rows, family, seed)
-        jobs = [pool.submit(gather, check, registry, rows, seed) for check in chosen]
-        names = () if rules or drafters else MUTANTS
-        hunts = [pool.submit(_hunt, name, budget, seed) for name in names]
-        every = [bias, *jobs, *hunts]
+        bias = pool.submit(inject)
+        evidence = [pool.submit(one) for one in gathers]
+        caught = [pool.submit(one) for one in hunts]
+        every = [bias, *evidence, *caught]
         with tqdm(total=len(every), unit=" checks", delay=2, leave=False) as bar:
             for job in every:
                 job.add_done_callback(lambda _: bar.update())
             try:
-                injected = bias.result()
-                found = [job.result() for job in jobs]
-                mutants = tuple(job.result() for job in hunts)
+                hunted = tuple(job.result() for job in caught)
+                return bias.result(), hunted, [job.result() for job in evidence]
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-    return Certificate(
-        budget=budget,
-        seed=seed,
-        alpha=ALPHA,
-        tv=tv,
-        lines=tuple(_judged(chosen, found, registry, family)),
-        injected=injected,
-        mutants=mutants,
-        versions=_versions(),
-    )
 
 
 def _check_claim(claim: str, rules: Sequence[str], registry) -> None:
@@ -101,8 +127,9 @@ def _check_claim(claim: str, rules: Sequence[str], registry) -> None:
             )
 
 
-def _inject(tv: float, rows: int, family: int, seed: int) -> Injected:
+def _inject(tv: float, family: int, seed: int) -> Injected:
     """A biased target under the default rule, judged by the law of the unbiased one."""
+    rows = rows_needed(tv, checks=family)
     right = TABLES["trigram"]
     check = Check(default_rule(True), "draft_model", CHAIN, "trigram")
     sampler = LoopSampler(biased_table(right, tv), DEPTH, RULES[check.rule], *check.build())
@@ -128,7 +155,7 @@ def _hunt(name: str, budget: str, seed: int) -> Caught:
     )
 
 
-def _judged(chosen: list[Check], found: list[Evidence], registry, family: int) -> list[Line]:
+def _judged(chosen: Sequence[Any], found: list[Evidence], registry, family: int) -> list[Line]:
     lossless = [registry[check.rule].lossless for check in chosen]
     adjusted = iter(
         holm([one.fit.p_value for one, is_ in zip(found, lossless, strict=True) if is_])
@@ -139,7 +166,9 @@ def _judged(chosen: list[Check], found: list[Evidence], registry, family: int) -
     ]
 
 
-def _line(check: Check, one: Evidence, adjusted: float | None, family: int) -> Line:
+def _line(
+    check: Check | CheckpointCheck, one: Evidence, adjusted: float | None, family: int
+) -> Line:
     lossless = adjusted is not None
     return Line(
         rule=check.rule,
@@ -179,11 +208,24 @@ def _versions() -> dict[str, str]:
     }
 
 
-def run(*, json: Path | str, markdown: Path | str, **options: Any) -> int:
-    """`certify`, printed and written to two files; returns 1 if anything failed."""
+def run(
+    *,
+    json: Path | str,
+    markdown: Path | str,
+    model: str | None = None,
+    dtype: str = "float32",
+    **options: Any,
+) -> int:
+    """`certify`, printed and written to two files; returns 1 if anything failed.
+
+    With a ``model`` it is `certify_checkpoint` of that checkpoint.
+    """
     json, markdown = writable(json), writable(markdown)
     enable_compilation_cache()
-    certificate = certify(**options)
+    if model is None:
+        certificate = certify(**options)
+    else:
+        certificate = certify_checkpoint(load(model, dtype=dtype), **options)
     print(certificate.as_table())
     if certificate.mutants:
         print(f"\n{certificate.mutants_table()}")

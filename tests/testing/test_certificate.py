@@ -5,13 +5,16 @@ import json
 
 import numpy as np
 import pytest
+from llm.engines import tiny_model
 
 from specjax.accept import RULES
 from specjax.accept.rejection import Rejection
 from specjax.draft import DRAFTERS
 from specjax.sampling_params import SamplingParams
+from specjax.testing import certification
 from specjax.testing.certificate import Caught, Certificate, Injected
-from specjax.testing.certification import _hunt, certify, run
+from specjax.testing.certification import _hunt, certify, certify_checkpoint, run
+from specjax.testing.checkpoint_checks import Checkpoint, CheckpointCheck, checkpoint_checks
 from specjax.testing.checks import BUDGETS, CHAIN, SHAPES, SHAPES_OF_BUDGET, TABLES, checks
 from specjax.testing.evidence import biased_table, exact_error
 
@@ -140,6 +143,26 @@ def test_a_lossy_rule_is_certified_as_lossy_only():
     assert line.exact_error is not None and line.exact_error > 0.05
     assert line.verdict == f"lossy, TV = {line.exact_error:.2g}"
     assert line.p_adjusted is None and line.p_value < 1e-9 and line.passed
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_certified_on_its_own_law(monkeypatch):
+    """A tiny transformer; of two rules on its early exit one is broken."""
+    some = [CheckpointCheck(rule, "early_exit") for rule in ("rejection", "coupled")]
+    monkeypatch.setattr(certification, "checkpoint_checks", lambda _: some)
+    broken = {**RULES, "rejection": TargetForResidual()}
+    found = certify_checkpoint(tiny_model(), registry=broken)
+    assert [line.passed for line in found.lines] == [False, True]
+    assert all(line.rows == 2_000 and 0.08 < line.detectable_tv < 0.12 for line in found.lines)
+    assert found.injected.found and found.injected.tv == pytest.approx(found.tv)
+    assert found.conclusion == "NOT lossless: 1 of 2 checks failed"
+
+
+@pytest.mark.fast
+def test_a_checkpoint_is_checked_with_all_drafters_that_need_no_other():
+    listed = checkpoint_checks(Checkpoint(tiny_model()))
+    assert {check.drafter for check in listed} == {*DRAFTERS} - {"draft_model"}
+    assert {check.rule for check in listed} == {"matching", "rejection", "block", "coupled"}
 
 
 @pytest.mark.fast
