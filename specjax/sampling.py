@@ -186,25 +186,30 @@ def _truncated(sampling, law):
     rank = jnp.arange(head.law.shape[-1])
     in_head = (head.law >= floor) & (rank < count[..., None])
     mass_in_head = jnp.cumsum(jnp.where(in_head, jnp.exp(head.law), 0.0), axis=-1)
-    ends_in_head = ~in_head[..., -1]
+    ends_in_head = ~in_head[..., -1] | (count <= rank.shape[0])
     mass = jnp.where(ends_in_head, mass_in_head[..., -1], _mass_above(law, floor))
     short = in_head & (mass_in_head < (share * mass)[..., None])
     last = jnp.minimum(jnp.sum(in_head, axis=-1) - 1, jnp.sum(short, axis=-1))
-    settled = ends_in_head | (last < rank.shape[0] - 1) | _keeps_all(sampling, law)[:, None]
+    # What a top-k beyond the head leaves top-p to share out is not known from the head.
+    reached = (last < rank.shape[0] - 1) & ~limited[:, None]
+    keeps_all = _keeps_all(sampling, law)[:, None]
+    settled = ends_in_head | reached | keeps_all
 
     def sorted_head():
         token, least = (jnp.take_along_axis(x, last[..., None], axis=-1) for x in head)
         index = lax.broadcasted_iota(jnp.int32, law.shape, law.ndim - 1)
-        kept = (law > token) | ((law == token) & (index <= least))
-        return kept | _keeps_all(sampling, law)[:, None, None]
+        return (law > token) | ((law == token) & (index <= least))
 
     def bisected():
         kept = (law >= floor) & _smallest_head(law, jnp.ones_like(law), count)
         weight = jnp.where(kept, jnp.exp(law), 0.0)
-        return kept & _smallest_head(law, weight, share * jnp.sum(weight, axis=-1))
+        kept &= _smallest_head(law, weight, share * jnp.sum(weight, axis=-1))
+        return jnp.where(settled[..., None], sorted_head(), kept)
 
     kept = lax.cond(jnp.all(settled), sorted_head, bisected)
-    return jax.nn.log_softmax(jnp.where(kept, law, -jnp.inf), axis=-1)
+    # A law that is not cut stays as it is to the last bit, whatever its neighbours ask for.
+    cut = jax.nn.log_softmax(jnp.where(kept, law, -jnp.inf), axis=-1)
+    return jnp.where(keeps_all[..., None], law, cut)
 
 
 class _Head(NamedTuple):

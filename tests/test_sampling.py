@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.sampling import Sampling, first_argmax, log_probs
+from specjax.sampling import SORTED, Sampling, first_argmax, log_probs
 from specjax.sharding import make_mesh
 from specjax.testing import reference
 from specjax.testing.pearson import pearson
@@ -72,6 +72,21 @@ def test_the_reference_keeps_what_its_parameters_say():
     assert np.exp(reference.log_probs(law, top_k=2)).sum() == pytest.approx(1)
 
 
+def test_cuts_beyond_the_sorted_head_agree_with_full_sorts(x64):
+    """With top-k about as large as the head, and top-p sharing out what top-k leaves.
+
+    A row at a time: beside one that the head can't serve, all rows would be looked at closely.
+    """
+    rng = np.random.default_rng(5)
+    for top_k in np.repeat([0, SORTED - 1, SORTED, SORTED + 1, 2 * SORTED], 16).tolist():
+        logits = rng.choice([0.2, 1.0, 3.0]) * rng.normal(size=3 * SORTED)
+        top_p, min_p = np.float32(rng.choice([0.05, 0.3, 0.6, 1.0])), rng.choice([0.0, 0.001])
+        own = {"top_k": top_k, "top_p": top_p.item(), "min_p": np.float32(min_p).item()}
+        law, expected = processed(logits[None], **own)[0], reference.log_probs(logits, **own)
+        np.testing.assert_array_equal(law > -np.inf, expected > -np.inf, str(own))
+        np.testing.assert_allclose(np.exp(law), np.exp(expected), atol=1e-12)
+
+
 def test_ties_at_the_cut_keep_the_lowest_ids():
     flat = np.zeros((2, 8), np.float32)
     laws = processed(flat, top_k=[3, 0], top_p=[1.0, 0.5])
@@ -85,6 +100,22 @@ def test_rows_do_not_see_each_others_parameters():
     mixed = processed(logits, temperature=[1, 0, 1, 1], top_k=[0, 0, 3, 0], top_p=[1, 1, 1, 0.3])
     np.testing.assert_array_equal(mixed[0], alone[0])
     assert np.all((mixed[1:] > -np.inf).sum(-1) < 50)
+
+
+def test_a_law_is_the_same_to_the_last_bit_beside_any_neighbour():
+    """Beside one that keeps all, one that is cut in the sorted head, and one cut beyond it."""
+    rng = np.random.default_rng(2)
+    logits = np.repeat(2 * rng.normal(size=(16, 1500)).astype(np.float32), 2, axis=0)
+    logits[1::2] = 0.0
+    for own in ({"top_p": 1.0}, {"top_p": 0.1}, {"top_p": 0.6}, {"top_k": 40}):
+        laws = []
+        for beside in ({}, {"top_p": 0.01}, {"top_p": 0.9}):
+            pairs = {
+                name: [own.get(name, off), beside.get(name, off)] * 16 for name, off in OFF.items()
+            }
+            laws.append(processed(logits, **pairs)[::2])
+        np.testing.assert_array_equal(laws[0], laws[1])
+        np.testing.assert_array_equal(laws[0], laws[2])
 
 
 def test_nan_is_never_drawn():
