@@ -17,6 +17,7 @@ def guide(request) -> str:
 
 def test_the_first_example_runs(guide, capsys):
     first = re.search(r"```python\n(.*?)```\n\n```\n(.*?)  \.\.\.\n```", guide, re.S)
+    assert first is not None
     exec(first[1], {})
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("keeps the law (p = ")
