@@ -135,8 +135,9 @@ class Scores:
         processed: the same under the law that was sampled.
         top_ids: the most likely ids under the target's own law, most likely first.
         top: their log-probabilities.
-        acceptance: probability with which the rule went on to a draft of this token; NaN where
-            none was drafted. Rules that share the target's noise leave nothing to chance: 0 or 1.
+        acceptance: probability with which the rule, given the whole draft, went on to a draft of
+            this token; NaN where none was drafted. Rules that follow the target's noise leave
+            nothing to chance: 0 or 1.
     """
 
     raw: Float[Array, "B L"]
