@@ -114,6 +114,7 @@ def checkout() -> Path:
 COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
 COMPILED_QUICKLY_TOO = (
     "test_choose",
+    "test_cli",
     "test_known_laws",
     "test_meshes",
     "test_noise",

@@ -80,12 +80,13 @@ def measure(plain: LLM, speculative: LLM) -> MachineCosts:
             costs.setdefault(name, []).append(program.time())
     rounds = [
         RoundCost(
-            *name,
-            programs[name].width,
+            name,
+            rows,
+            programs[name, rows].width,
             statistics.median(one[0] for one in timed),
             statistics.median(one[1] for one in timed),
         )
-        for name, timed in costs.items()
+        for (name, rows), timed in costs.items()
     ]
     bandwidth = statistics.median(bandwidths)
     share = weights / (rounds[0].round_ms * 1e-3) / bandwidth
