@@ -141,13 +141,22 @@ def chain_acceptance(
     return rows
 
 
-def synthetic_report(seed: int = 0) -> list[Acceptance]:
+def synthetic_report(
+    rules: Mapping[str, Rule] | None = None,
+    *,
+    pairs: int = 64,
+    drafts: int = DRAFTS_DRAWN,
+    seed: int = 0,
+) -> list[Acceptance]:
     """Every lossless rule on flat and on peaked laws, on siblings and on chains."""
     rows = []
     for scale in (FLAT, PEAKED):
+        rows += sibling_acceptance(
+            synthetic_laws(scale, pairs=pairs), rules, drafts=drafts, seed=seed
+        )
         contexts = num_contexts(8, 4)
-        rows += sibling_acceptance(synthetic_laws(scale), seed=seed)
-        rows += chain_acceptance(synthetic_laws(scale, vocabulary=8, contexts=contexts), seed=seed)
+        laws = synthetic_laws(scale, vocabulary=8, contexts=contexts, pairs=pairs)
+        rows += chain_acceptance(laws, rules, drafts=drafts, seed=seed)
     return rows
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from specjax.bench.table import table
+from specjax.testing.acceptance import Acceptance, acceptance_table
 from specjax.testing.power_analysis import PROBABILITY
+
+ACCEPTANCE = (
+    "Accepted tokens a round, with their standard error, and their share of the most that any "
+    "lossless rule could accept of drafts drawn so:"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Certificate:
     injected: Injected
     mutants: tuple[Caught, ...]
     versions: dict[str, str]
+    acceptance: tuple[Acceptance, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -177,6 +184,11 @@ class Certificate:
                 self.as_table(),
                 "",
                 *([self.mutants_table(), ""] if self.mutants else []),
+                *(
+                    [ACCEPTANCE, "", acceptance_table(self.acceptance), ""]
+                    if self.acceptance
+                    else []
+                ),
             ]
         )
 

@@ -23,7 +23,8 @@ from specjax.accept import RULES, default_rule
 from specjax.bench.findings import writable, write_json, write_text
 from specjax.checkpoint import Model, load
 from specjax.compilation_cache import enable_compilation_cache
-from specjax.testing.certificate import Caught, Certificate, Injected, Line
+from specjax.testing.acceptance import Acceptance, acceptance_table, synthetic_report
+from specjax.testing.certificate import ACCEPTANCE, Caught, Certificate, Injected, Line
 from specjax.testing.checkpoint_checks import (
     CELLS,
     Checkpoint,
@@ -38,7 +39,11 @@ from specjax.testing.loop_sampler import LoopSampler
 from specjax.testing.mutants import CHECKS, MUTANTS, ROWS_OF_BUDGET, run_checks
 from specjax.testing.power_analysis import ALPHA, PROBABILITY, holm, rows_needed, smallest_tv
 from specjax.testing.tables import DEPTH, TABLES
+from specjax.testing.text_laws import text_acceptance
 
+# How much of a synthetic report, and of a model's own text, acceptance is measured on.
+REPORT_OF_BUDGET = {"fast": {"pairs": 16, "drafts": 48}, "full": {"pairs": 64, "drafts": 256}}
+TEXT_OF_BUDGET = {"fast": {"positions": 96, "drafts": 8}, "full": {"positions": 384, "drafts": 16}}
 # The bias that a budget is sure to find, in total variation.
 TV_OF_BUDGET = {"fast": 0.01, "full": 0.003}
 EXACT = 1e-9
@@ -73,13 +78,16 @@ def certify(
     family = max(1, sum(registry[check.rule].lossless for check in chosen))
     rows = rows_needed(tv, checks=family)
     mutants = () if rules or drafters else MUTANTS
-    injected, caught, found = _work(
+    judged = {check.rule: registry[check.rule] for check in chosen}
+    report = partial(synthetic_report, _sampling(judged), seed=seed, **REPORT_OF_BUDGET[budget])
+    injected, acceptance, caught, found = _work(
         partial(_inject, tv, family, seed),
+        report,
         [partial(_hunt, name, budget, seed) for name in mutants],
         [partial(gather, check, registry, rows, seed) for check in chosen],
     )
     lines = tuple(_judged(chosen, found, registry, family))
-    return Certificate(budget, seed, ALPHA, tv, lines, injected, caught, _versions())
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, caught, _versions(), acceptance)
 
 
 def certify_checkpoint(
@@ -90,28 +98,43 @@ def certify_checkpoint(
     chosen = checkpoint_checks(checkpoint)
     rows, family = CHECKPOINT_ROWS[budget], len(chosen)
     tv = smallest_tv(rows, cells=CELLS, checks=family)
-    injected, _, found = _work(
+    exit_layer = model.target.config.num_layers - 2
+    report = (
+        partial(text_acceptance, model, exit_layer, seed=seed, **TEXT_OF_BUDGET[budget])
+        if exit_layer > 0
+        else list
+    )
+    injected, acceptance, _, found = _work(
         partial(_inject, tv, family, seed),
+        report,
         [],
         [partial(gather_of_checkpoint, one, checkpoint, registry, rows, seed) for one in chosen],
     )
     lines = tuple(_judged(chosen, found, registry, family))
-    return Certificate(budget, seed, ALPHA, tv, lines, injected, (), _versions())
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, (), _versions(), acceptance)
 
 
-def _work(inject, hunts, gathers) -> tuple[Injected, tuple[Caught, ...], list[Evidence]]:
+def _sampling(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules whose acceptance there is a bound for."""
+    return {name: rule for name, rule in rules.items() if rule.lossless and not rule.greedy_only}
+
+
+def _work(
+    inject, report, hunts, gathers
+) -> tuple[Injected, tuple[Acceptance, ...], tuple[Caught, ...], list[Evidence]]:
     """Does everything side by side: programs compile on one core each."""
     with ThreadPoolExecutor(min(MOST_WORKERS, os.cpu_count() or 1)) as pool:
-        bias = pool.submit(inject)
+        bias, acceptance = pool.submit(inject), pool.submit(report)
         evidence = [pool.submit(one) for one in gathers]
         caught = [pool.submit(one) for one in hunts]
-        every = [bias, *evidence, *caught]
+        every = [bias, acceptance, *evidence, *caught]
         with tqdm(total=len(every), unit=" checks", delay=2, leave=False) as bar:
             for job in every:
                 job.add_done_callback(lambda _: bar.update())
             try:
                 hunted = tuple(job.result() for job in caught)
-                return bias.result(), hunted, [job.result() for job in evidence]
+                found = [job.result() for job in evidence]
+                return bias.result(), tuple(acceptance.result()), hunted, found
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -229,6 +252,8 @@ def run(
     print(certificate.as_table())
     if certificate.mutants:
         print(f"\n{certificate.mutants_table()}")
+    if certificate.acceptance:
+        print(f"\n{ACCEPTANCE}\n\n{acceptance_table(certificate.acceptance)}")
     print("\n" + "\n".join(certificate.notes))
     print(f"\n{certificate.conclusion}")
     write_json(json, certificate.as_dict())
