@@ -1,7 +1,9 @@
 """Speculative generation on arrays: target, drafter, rule and keys in, tokens and counts out."""
 
+from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -13,6 +15,7 @@ from specjax.accept import RULES, default_rule
 from specjax.draft.none import NoDraft
 from specjax.programs import Programs
 from specjax.sampling import GREEDY_BELOW, Sampling
+from specjax.sampling_params import LARGEST
 from specjax.types import Drafter, Generation, Request, Rule, Target
 
 
@@ -79,17 +82,16 @@ def generate(
     lengths = lengths.astype(jnp.int32)
     budget = jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,))
     buffer = _resolve_buffer(buffer, width, budget)
+    _check_rows(sampling, batch)
     _check_values(rule, sampling, lengths, width, budget, buffer)
     _check_logprobs(logprobs)
-    if max_drafted is not None:
-        max_drafted = jnp.broadcast_to(jnp.asarray(max_drafted, jnp.int32), (batch,))
     request = Request(
         prompt_length=lengths,
         limit=jnp.minimum(lengths + budget, buffer),
         eos_ids=_eos_rows(eos_ids, batch),
         keys=noise.row_keys(key, batch) if jnp.ndim(key) == 0 else key,
         sampling=sampling,
-        max_drafted=max_drafted,
+        max_drafted=_resolve_max_drafted(max_drafted, batch),
         logprobs=logprobs,
     )
     tokens = jnp.pad(prompt[:, :buffer], ((0, 0), (0, max(buffer - width, 0))))
@@ -148,16 +150,54 @@ def _check_values(rule, sampling, lengths, width, budget, buffer):
         raise ValueError(f"max_new_tokens is {int(budget.min())}: it must be at least 1")
     if rule.greedy_only and some(sampling.temperature >= GREEDY_BELOW):
         raise ValueError("rule 'greedy' would ignore the temperature: use 'coupled' or another")
-    if some(sampling.temperature < 0):
-        raise ValueError("temperature must be 0 or more")
-    if some((sampling.top_p <= 0) | (sampling.top_p > 1)):
+    # Said of what must hold, so that NaN is refused too.
+    if some(~((sampling.temperature >= 0) & (sampling.temperature <= LARGEST))):
+        raise ValueError(f"temperature must be 0 or more, at most {LARGEST:g}")
+    if some(~((sampling.top_p > 0) & (sampling.top_p <= 1))):
         raise ValueError("top_p must lie in (0, 1]")
-    if some((sampling.min_p < 0) | (sampling.min_p > 1)):
+    if some(~((sampling.min_p >= 0) & (sampling.min_p <= 1))):
         raise ValueError("min_p must lie in [0, 1]")
-    if sampling.penalties is not None and some(sampling.penalties.repetition <= 0):
-        raise ValueError("repetition_penalty must be more than 0; 1 is off")
-    if sampling.bias is not None and some(jnp.all(sampling.bias == -jnp.inf, axis=-1)):
-        raise ValueError("bias bans every token of a row: leave at least one")
+    if sampling.penalties is not None:
+        _check_penalties(sampling.penalties, some)
+    if sampling.bias is not None:
+        if some(jnp.all(sampling.bias == -jnp.inf, axis=-1)):
+            raise ValueError("bias bans every token of a row: leave at least one")
+        if some(~((jnp.abs(sampling.bias) <= LARGEST) | (sampling.bias == -jnp.inf))):
+            raise ValueError(f"bias must be of numbers of at most {LARGEST:g}, or -inf")
+
+
+def _check_penalties(penalties, some):
+    if some(~((penalties.repetition >= 1 / LARGEST) & (penalties.repetition <= LARGEST))):
+        raise ValueError(
+            f"repetition_penalty must be more than 0, from {1 / LARGEST:g} to {LARGEST:g}; 1 is off"
+        )
+    for name in ("presence", "frequency"):
+        if some(~(jnp.abs(getattr(penalties, name)) <= LARGEST)):
+            raise ValueError(f"{name}_penalty must be a number of at most {LARGEST:g}")
+
+
+def _check_rows(sampling, batch):
+    """Parameters of other rows than the prompt's would be an error deep inside, or stretched."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(replace(sampling, grammar=None)):
+        if leaf.shape[:1] != (batch,):
+            name = jax.tree_util.keystr(path).strip(".")
+            raise ValueError(
+                f"sampling.{name} has the shape {leaf.shape} and the prompt {batch} rows: make it "
+                f"with Sampling.create({batch}, ...)"
+            )
+
+
+def _resolve_max_drafted(max_drafted, batch) -> Int[Array, " B"] | None:
+    if max_drafted is None:
+        return None
+    levels = jnp.asarray(max_drafted)
+    if not jnp.issubdtype(levels.dtype, jnp.integer) or levels.shape not in ((), (1,), (batch,)):
+        raise ValueError(
+            f"max_drafted is {levels.dtype}{list(levels.shape)}: give an integer, or one a row"
+        )
+    if not isinstance(levels, Tracer) and bool(jnp.any(levels < 0)):
+        raise ValueError(f"max_drafted is {int(levels.min())}: 0 decodes plainly, None is no limit")
+    return jnp.broadcast_to(levels.astype(jnp.int32), (batch,))
 
 
 def _check_logprobs(logprobs) -> None:

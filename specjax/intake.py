@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specjax.grammar import Grammar, compile_json_schema, compile_regex
+from specjax.grammar import Grammar, compile_regex
+from specjax.json_schema import json_schema_regex
 from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
 from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams
+from specjax.shaping import check_processor
 from specjax.text import Tokenizer
 from specjax.token_bytes import token_bytes
 from specjax.types import Rule
@@ -72,6 +74,7 @@ class Intake:
                 f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
                 "choose the rule 'coupled' or another"
             )
+        self._check_logits(number, params)
         words = [ids for word in params.bad_words for ids in self._spellings(word)]
         return Asked(text, ids, params, words, self._grammar(params))
 
@@ -111,6 +114,15 @@ class Intake:
         if len(self._impossible(params)) == self.vocab_size:
             raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
 
+    def _check_logits(self, number: int, params: SamplingParams) -> None:
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise ValueError(
+                f"prompt {number} asks for {params.logprobs} logprobs: the vocabulary has "
+                f"{self.vocab_size} ids"
+            )
+        if params.logits_processor is not None:
+            check_processor(params.logits_processor, self.vocab_size, self.max_model_len)
+
     def _impossible(self, params: SamplingParams) -> frozenset[int]:
         """The ids that bans, a bias or a list of others keep from ever coming."""
         banned = {id for id, bias in (params.logit_bias or {}).items() if bias == float("-inf")}
@@ -121,29 +133,42 @@ class Intake:
 
     def _spellings(self, word: str) -> list[list[int]]:
         """The tokens of a word at the start of a text and, where they differ, after a space."""
-        bare = word.lstrip()
+        bare = word.lstrip(" ")
         plain = self.tokenizer.encode(bare, add_special_tokens=False)
         spaced = self.tokenizer.encode(" " + bare, add_special_tokens=False)
-        return [plain] if plain == spaced else [plain, spaced]
+        spellings = [ids for ids in ([plain] if plain == spaced else [plain, spaced]) if ids]
+        if not spellings:
+            raise ValueError(f"the bad word {word!r} has no tokens, so it could not be kept away")
+        return spellings
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
         """The grammar over the tokens that are possible at all, so that none leads nowhere."""
         structure = params.structured_outputs
         if structure is None:
             return None
-        impossible = self._impossible(params)
-        (kind, wanted), name = next(iter(structure.items())), (repr(structure), impossible)
+        impossible, pattern = self._impossible(params), _regex(structure)
+        name = pattern, impossible
         if name not in self.grammars:
             if len(self.grammars) == GRAMMARS_KEPT:
                 del self.grammars[next(iter(self.grammars))]
-            compiles = compile_json_schema if kind == "json" else compile_regex
-            if kind == "choice":
-                wanted = "|".join(re.escape(text) for text in wanted)
             pieces = enumerate(token_bytes(self.tokenizer))
             vocabulary = [None if id in impossible else piece for id, piece in pieces]
             ends = [id for id in self.eos_ids if id not in impossible]
-            self.grammars[name] = compiles(wanted, vocabulary, ends, width=self.vocab_size)
+            if not ends:
+                raise ValueError(
+                    "structured_outputs needs an EOS id that may come: the model has none, or all "
+                    "are banned"
+                )
+            self.grammars[name] = compile_regex(pattern, vocabulary, ends, width=self.vocab_size)
         return self.grammars[name]
+
+
+def _regex(structure: Mapping[str, Any]) -> str:
+    """What a text must match under ``structured_outputs``."""
+    kind, wanted = next(iter(structure.items()))
+    if kind == "json":
+        return json_schema_regex(wanted)
+    return "|".join(re.escape(text) for text in wanted) if kind == "choice" else wanted
 
 
 def _check_processors(every: Sequence[SamplingParams]) -> None:

@@ -159,7 +159,9 @@ def log_probs(sampling: Sampling, logits: Float[Array, "B N V"]) -> Float[Array,
     logits = jnp.where(jnp.isnan(logits), -jnp.inf, logits)
     greedy = sampling.greedy
     temperature = jnp.where(greedy, 1.0, sampling.temperature).astype(logits.dtype)
-    law = jax.nn.log_softmax(logits / temperature[:, None, None], axis=-1)
+    # Shifted before the division, which rounds the largest entry differently here and there.
+    law = logits - jnp.max(logits, axis=-1, keepdims=True)
+    law = jax.nn.log_softmax(law / temperature[:, None, None], axis=-1)
     cuts = ~jnp.all(_keeps_all(sampling, law))
     law = lax.cond(cuts, _truncated, lambda _, law: law, sampling, law)
     return lax.cond(jnp.any(greedy), _point_mass, lambda _, law, __: law, greedy, law, logits)

@@ -34,7 +34,7 @@ def request_arrays(
         keys=jnp.stack([(busy if row is None else row).key for row in rows]),
         sampling=sampling_arrays(rows, ends, vocab_size),
         max_drafted=_integers(_most_drafted(one) for one in params),
-        logprobs=_logprobs(params),
+        logprobs=_logprobs(params, vocab_size),
     )
 
 
@@ -47,12 +47,12 @@ def _most_drafted(params: SamplingParams) -> int:
     return INT32_MAX if wanted is None else min(wanted, INT32_MAX)
 
 
-def _logprobs(params) -> int | None:
-    """Alternatives for all rows: a power of two, so that few numbers compile anew."""
+def _logprobs(params, vocab_size: int) -> int | None:
+    """Alternatives for all rows: a power of two or all, so that few numbers compile anew."""
     wanted = [one.logprobs for one in params if one.logprobs is not None]
     if not wanted:
         return None
-    return next_power_of_two(max(wanted)) if max(wanted) else 0
+    return min(next_power_of_two(max(wanted)), vocab_size) if max(wanted) else 0
 
 
 def sampling_arrays(
@@ -74,7 +74,9 @@ def sampling_arrays(
         min_p=_floats(one.min_p for one in params),
         bias=_bias(params, vocab_size),
         penalties=_penalties(params),
-        min_tokens=_integers(one.min_tokens for one in params) if any_minimum else None,
+        min_tokens=_integers(min(one.min_tokens, INT32_MAX) for one in params)
+        if any_minimum
+        else None,
         ends=jnp.asarray(padded(ends)) if any_minimum else None,
         bad_words=_bad_words(rows),
         grammar=grammar,

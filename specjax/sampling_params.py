@@ -1,12 +1,14 @@
 """What a request asks for, in the names and meanings of vLLM's ``SamplingParams``."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 STRUCTURES = ("regex", "json", "choice")
+# Of temperatures, biases and repetition penalties: what they lead to is finite in float32.
+LARGEST = 1e20
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ class SamplingParams:
             value = getattr(self, name)
             _require(isinstance(value, Real), f"{name} is {value!r}: it must be a number")
         _require(
-            0 <= self.temperature < float("inf"),
-            f"temperature is {self.temperature}: it must be 0 (greedy) or a positive number",
+            0 <= self.temperature <= LARGEST,
+            f"temperature is {self.temperature}: it must be 0 (greedy) or a positive number, at "
+            f"most {LARGEST:g}",
         )
         _require(0 < self.top_p <= 1, f"top_p is {self.top_p}: it must lie in (0, 1]")
         _require(self.top_k >= -1, f"top_k is {self.top_k}: 0 or -1 is off, else at least 1")
@@ -121,18 +124,27 @@ class SamplingParams:
             real = isinstance(value, Real) and math.isfinite(value)
             _require(real, f"{name} is {value!r}: it must be a finite number")
         _require(
-            self.repetition_penalty > 0,
-            f"repetition_penalty is {self.repetition_penalty}: it must be more than 0; 1 is off",
+            1 / LARGEST <= self.repetition_penalty <= LARGEST,
+            f"repetition_penalty is {self.repetition_penalty}: it must be more than 0, between "
+            f"{1 / LARGEST:g} and {LARGEST:g}; 1 is off",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(-2 <= value <= 2, f"{name} is {value}: it must lie in [-2, 2]")
+        _require(
+            self.logit_bias is None or isinstance(self.logit_bias, Mapping),
+            f"logit_bias is {self.logit_bias!r}: it must be a dictionary, a number a token id",
+        )
         for id, bias in (self.logit_bias or {}).items():
-            number = isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
-            _require(number, f"logit_bias of token {id!r} is {bias!r}: give a number, or -inf")
+            number = isinstance(bias, Real) and (abs(bias) <= LARGEST or bias == -math.inf)
+            _require(
+                number,
+                f"logit_bias of token {id!r} is {bias!r}: give a number of at most {LARGEST:g}, "
+                "or -inf",
+            )
         for name in ("allowed_token_ids", "banned_token_ids"):
             ids = getattr(self, name)
-            listed = ids is None or _is_list_of(ids, Integral)
+            listed = _is_list_of(ids, Integral) or (ids is None and name == "allowed_token_ids")
             _require(listed, f"{name} is {ids!r}: it must be a list of token ids")
         _require(
             self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
@@ -158,10 +170,20 @@ class SamplingParams:
                 _is_list_of(choices, str) and not isinstance(choices, str) and len(choices) > 0,
                 f"structured_outputs choice is {choices!r}: it must be a list of strings",
             )
+            pattern = wanted.get("regex", "")
+            _require(
+                isinstance(pattern, str),
+                f"structured_outputs regex is {pattern!r}: it must be a string",
+            )
         function = self.logits_processor
         _require(
             function is None or callable(function),
             f"logits_processor is {function!r}: it must be a function of (logits, past)",
+        )
+        _require(
+            isinstance(function, Hashable),
+            f"logits_processor is {function!r}, which has no hash: a compiled program is kept for "
+            "each function, so give it one",
         )
 
     @property

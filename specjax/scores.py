@@ -29,6 +29,9 @@ def score(
     alternatives: int,
 ) -> Scores:
     """Scores of the tokens that follow each node of the accepted path, [B, D]."""
+    vocabulary = logits.shape[-1]
+    if alternatives > vocabulary:
+        raise ValueError(f"logprobs is {alternatives}, more than the {vocabulary} ids that exist")
     raw = jax.nn.log_softmax(tree.take_path(logits, result.path), axis=-1)
     processed = tree.take_path(log_p, result.path)
     top, top_ids = lax.top_k(raw, alternatives)

@@ -2,17 +2,22 @@
 
 The order is vLLM's: allowed ids and bans, minimum length, bias, penalties, then the user's own
 function. Bans that would leave no token at all are dropped where that happens, so that every node
-has a law: the grammar comes first, bad words and the minimum length yield to it.
+has a law: the grammar comes first, bad words and the minimum length yield to it, and so does a
+function that leaves nothing.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from specjax.grammar import allowed
-from specjax.history import History
+from specjax.history import History, Past
 from specjax.penalties import penalise
 from specjax.sampling import Sampling
+from specjax.sampling_params import LARGEST
 from specjax.types import NO_TOKEN
 
 
@@ -23,11 +28,14 @@ def shape(
 
     ``history`` may be None where `Sampling.looks_back` is False.
     """
+    vocabulary = logits.shape[-1]
     if sampling.bias is not None:
+        _check_width("bias", sampling.bias.shape[-1], vocabulary)
         logits = logits + sampling.bias.astype(logits.dtype)[:, None]
     if history is None:
         return logits
     if sampling.grammar is not None:
+        _check_width("grammar", sampling.grammar.token_class.shape[0], vocabulary)
         state = history.grammar_state(sampling)
         logits = _ban(logits, ~allowed(sampling.grammar, state))
     if sampling.bad_words is not None:
@@ -39,6 +47,11 @@ def shape(
     if sampling.processor is not None:
         logits = _process(sampling, logits, history)
     return logits
+
+
+def _check_width(name, width, vocabulary):
+    if width != vocabulary:
+        raise ValueError(f"{name} is for {width} ids and the logits have {vocabulary}")
 
 
 def _ban(logits, banned: Bool[Array, "B N V"]):
@@ -72,6 +85,22 @@ def _too_early(sampling, logits, history):
 
 
 def _process(sampling, logits, history):
-    of_node = jax.vmap(jax.vmap(sampling.processor))
-    processed = of_node(logits, history.of_each_node()).astype(logits.dtype)
-    return jnp.where(sampling.processed[:, None, None], processed, logits)
+    past = history.of_each_node()
+    check_processor(sampling.processor, logits.shape[-1], past.tokens.shape[-1])
+    processed = jax.vmap(jax.vmap(sampling.processor))(logits, past).astype(logits.dtype)
+    # What a function makes infinite comes for certain, and stays so at any temperature.
+    processed = jnp.minimum(processed, LARGEST)
+    any_left = jnp.any(processed > -jnp.inf, axis=-1, keepdims=True)
+    return jnp.where(sampling.processed[:, None, None] & any_left, processed, logits)
+
+
+def check_processor(processor: Callable[..., Any], vocabulary: int, buffer: int) -> None:
+    """Raises ValueError unless a user's function makes a vector of logits out of one."""
+
+    def of_zeros():
+        nothing = Past(jnp.zeros((buffer,), jnp.int32), jnp.int32(0), jnp.int32(0))
+        return processor(jnp.zeros((vocabulary,), jnp.float32), nothing)
+
+    made = jax.eval_shape(of_zeros)
+    if getattr(made, "shape", None) != (vocabulary,):
+        raise ValueError(f"logits_processor returns {made}: it must return {vocabulary} logits")

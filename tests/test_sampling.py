@@ -159,6 +159,14 @@ def test_LAW9e_bfloat16_logits_keep_a_normalised_law_in_float32():
     assert abs((law[0] > -np.inf).sum() - (expected > -np.inf).sum()) <= 2
 
 
+@pytest.mark.parametrize("largest", [1e3, 1e20])
+def test_large_logits_keep_a_law_at_low_temperatures(largest):
+    logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+    logits[:, 7] = largest
+    law = processed(logits, temperature=[1.0, 1e-3, 2e-5])
+    np.testing.assert_array_equal(np.exp(law), np.broadcast_to(np.arange(50) == 7, law.shape))
+
+
 def test_first_argmax_is_numpys():
     rng = np.random.default_rng(1)
     values = np.round(rng.normal(size=(200, 40)).astype(np.float32))

@@ -12,6 +12,7 @@ from llm.engines import PROMPTS, first_outputs, tiny_llm
 from specjax import LLM, SamplingParams
 
 BANNED = -math.inf
+NO_HASH = type("NoHash", (), {"__hash__": None, "__call__": lambda self, logits, past: logits})()
 SETTINGS = {
     "repetition_penalty": 1.3,
     "frequency_penalty": 0.5,
@@ -100,6 +101,41 @@ def test_a_users_function_is_part_of_the_law(llm):
         llm.generate(["a", "b"], two)
 
 
+def test_a_users_function_leaves_a_law_whatever_it_returns(llm):
+    """Infinity is certain at any temperature, NaN never comes, no token at all changes nothing."""
+    forced = [5] * 24
+    certain = {"logits_processor": lambda logits, past: logits.at[5].set(jnp.inf)}
+    assert one(llm, "abc", **certain).token_ids == forced
+    assert one(llm, "abc", temperature=2e-5, **certain).token_ids == forced
+    some = {"logits_processor": lambda logits, past: logits.at[jnp.arange(14)].set(jnp.nan)}
+    assert set(one(llm, "abc", **some).token_ids) <= {14, 15}
+    for nothing in (-jnp.inf, jnp.nan):
+        banned = {"logits_processor": lambda logits, past, nothing=nothing: logits + nothing}
+        assert one(llm, "abc", **banned).token_ids == one(llm, "abc").token_ids
+
+
+def test_a_schema_of_the_same_name_is_not_taken_for_an_earlier_one():
+    """As of a class that is defined again, in a notebook."""
+
+    class Schema(dict):
+        def __repr__(self):
+            return "<class 'Answer'>"
+
+    llm = tiny_llm("none")
+    texts = [
+        one(llm, "the", structured_outputs={"json": Schema(const=const)}).text for const in (1, 2)
+    ]
+    assert texts == ["1", "2"]
+
+
+def test_a_newline_can_be_a_bad_word():
+    llm = tiny_llm("none")
+    newline, space = (llm.tokenizer.encode(text)[0] for text in ("\n", " "))
+    likely = {"logit_bias": {newline: 1000.0, space: 900.0}}
+    assert one(llm, "the", **likely, max_tokens=3).token_ids == [newline] * 3
+    assert one(llm, "the", **likely, bad_words=["\n"], max_tokens=3).token_ids == [space] * 3
+
+
 def test_log_probabilities_are_the_tables(llm):
     """Each token's own and the three most likely, raw, and processed by temperature and top-k."""
     spoken = one(
@@ -152,6 +188,12 @@ def test_a_stop_string_cuts_the_log_probabilities_too(llm):
         ({"presence_penalty": 3.0}, "presence_penalty is 3.0"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
         ({"logit_bias": {1: float("inf")}}, "logit_bias of token 1"),
+        ({"logit_bias": {1: 1e300}}, "logit_bias of token 1"),
+        ({"logit_bias": {1: -1e300}}, "logit_bias of token 1"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty is 1e"),
+        ({"temperature": 1e300}, "temperature is 1e"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs regex is 5"),
+        ({"logits_processor": NO_HASH}, "which has no hash"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
         ({"bad_words": "ab"}, "bad_words is 'ab'"),
         ({"bad_words": [""]}, "a bad word is empty"),
@@ -172,6 +214,11 @@ def test_values_out_of_range_are_refused(params, fault):
         ({"logit_bias": {16: 1.0}}, "logit_bias id 16"),
         ({"allowed_token_ids": [-1]}, "allowed token id -1"),
         ({"banned_token_ids": list(range(16))}, "every allowed token is banned"),
+        ({"logprobs": 17}, "asks for 17 logprobs: the vocabulary has 16"),
+        ({"bad_words": [" "]}, "the bad word ' ' has no tokens"),
+        ({"logits_processor": lambda x, past: x[:1]}, "must return 16 logits"),
+        ({"logits_processor": lambda x, past: None}, "returns None: it must return 16 logits"),
+        ({"structured_outputs": {"regex": "b"}, "banned_token_ids": [0]}, "needs an EOS id"),
         ({"structured_outputs": {"regex": "z"}}, "no sequence of this vocabulary's tokens"),
     ],
 )

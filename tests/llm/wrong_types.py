@@ -55,6 +55,14 @@ CASES = {
     "no stop": (lambda: SamplingParams(stop=None), "stop is None: it must be"),
     "stop id": (lambda: SamplingParams(stop_token_ids=5), "stop_token_ids is 5: it must be a list"),
     "stop ids": (lambda: SamplingParams(stop_token_ids=[1.5]), "stop_token_ids is [1.5]"),
+    "biases": (
+        lambda: SamplingParams(logit_bias=[(1, 2.0)]),
+        "logit_bias is [(1, 2.0)]: it must be a dictionary",
+    ),
+    "no banned ids": (
+        lambda: SamplingParams(banned_token_ids=None),
+        "banned_token_ids is None: it must be a list",
+    ),
     "a processor": (
         lambda: SamplingParams(logits_processor=3),
         "logits_processor is 3: it must be",
