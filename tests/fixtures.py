@@ -527,6 +527,16 @@ def _compatible(drafter, rule) -> bool:
     return True
 
 
+def rules_tried(*, sampling: bool = False) -> tuple[str, ...]:
+    """Rules for what hardly depends on the rule: all at full scale, else one of each kind.
+
+    The contracts and the laws try every rule.
+    """
+    kinds = ("greedy", default_rule(True), default_rule(True, False), "matching", "coupled")
+    names = RULES if FULL_SCALE else kinds
+    return tuple(name for name in names if not (sampling and RULES[name].greedy_only))
+
+
 def _paired(name: str, rule: str) -> bool:
     """At full scale every pair; else every method with two rules, and every rule with a method."""
     return FULL_SCALE or name == "draft_model" or rule in (method(name).default_rule, "coupled")

@@ -18,6 +18,7 @@ from fixtures import (
     oracle_decode,
     outputs,
     row_keys,
+    rules_tried,
     scripted,
     table_host,
     tiny_host,
@@ -35,7 +36,7 @@ from specjax.types import LENGTH as OUT_OF_ROOM
 GREEDY = Sampling.create(ROWS, temperature=0.0)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", rules_tried())
 @pytest.mark.parametrize("budgets", [(1, 2, 3, 4), (5, 6, 7, 5)])
 def test_K1_never_more_than_the_budget(budgets, rule):
     """K = 4, every draft accepted, rows with different budgets."""

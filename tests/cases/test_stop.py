@@ -14,12 +14,12 @@ from fixtures import (
     oracle_decode,
     outputs,
     row_keys,
+    rules_tried,
     scripted,
     trimmed,
 )
 
 from specjax import SamplingParams
-from specjax.accept import RULES
 from specjax.sampling import Sampling
 from specjax.types import LENGTH as OUT_OF_ROOM
 from specjax.types import STOPPED
@@ -40,7 +40,7 @@ def _expected(ends):
 
 
 @pytest.mark.parametrize("rounds", [1, 100])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", rules_tried())
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_P1_nothing_follows_an_end_inside_a_block(ends, rule, rounds):
     prompts = Prompts.of(*[PROMPT] * ROWS)
@@ -93,7 +93,7 @@ def test_P1_every_method_ends_where_plain_decoding_does(name):
     assert (np.asarray(result.finish) == STOPPED).all()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", rules_tried())
 def test_P5_an_end_that_the_target_refuses_ends_nothing(rule):
     """The drafter proposes EOS at every offset in turn; the target never says it."""
     end, subject = 15, counting(unused=1)

@@ -13,10 +13,10 @@ from fixtures import (
     oracle_decode,
     outputs,
     row_keys,
+    rules_tried,
     trimmed,
 )
 
-from specjax.accept import RULES
 from specjax.sampling import Sampling
 from specjax.types import LENGTH as OUT_OF_ROOM
 
@@ -57,7 +57,7 @@ def test_coupled_rows_emit_what_plain_sampling_with_their_key_does(name):
     assert (np.asarray(result.length) == BUFFER).all()
 
 
-@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.greedy_only])
+@pytest.mark.parametrize("rule", rules_tried(sampling=True))
 def test_without_a_draft_every_rule_samples_plainly(rule):
     """A round without a draft is a plain step: the residual against nothing is p itself."""
     subject = method("none")

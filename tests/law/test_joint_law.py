@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fixtures import rules_tried
 from law.models import CHUNK, DEPTH, PROMPT, VOCABULARY, table_model, transformer_model
 
 from specjax import noise
@@ -180,7 +181,7 @@ def processed_law(model, settings):
     return law / law.sum()
 
 
-@pytest.mark.parametrize("name", SAMPLING_RULES)
+@pytest.mark.parametrize("name", rules_tried(sampling=True))
 def test_rows_with_different_parameters_each_keep_their_law(table, rows, name):
     """Greedy, plain and truncated rows side by side in one call."""
     every = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -196,7 +197,7 @@ def test_rows_with_different_parameters_each_keep_their_law(table, rows, name):
         assert abs(result.z) < SCORE_LIMIT, (settings, result)
 
 
-TABLE_PAIRS = [(rule, "draft_model") for rule in SAMPLING_RULES] + [
+TABLE_PAIRS = [(rule, "draft_model") for rule in rules_tried(sampling=True)] + [
     (None, name) for name in DRAFTERS if name in DRAFTER_OPTIONS and not DRAFTER_OPTIONS[name][1]
 ]
 

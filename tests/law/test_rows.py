@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fixtures import rules_tried
 from law.models import CHUNK, DEPTH, MAX_CONTEXT, PROMPT, VOCABULARY, table_model
 
 from specjax import noise
@@ -57,7 +58,7 @@ def greedy_tokens(table, count):
 
 @pytest.mark.parametrize(
     "rule, drafter",
-    [(name, None) for name in RULES]
+    [(name, None) for name in rules_tried()]
     + [("matching", NGram(DRAFTED, prompt_lookup_min=1)), ("coupled", NoDraft())],
 )
 def test_LAW7_vanishing_temperatures_are_greedy_beside_rows_that_sample(table, rule, drafter):
@@ -73,7 +74,7 @@ def test_LAW7_vanishing_temperatures_are_greedy_beside_rows_that_sample(table, r
     assert np.all((tokens >= 0) & (tokens < VOCABULARY))
 
 
-@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.greedy_only])
+@pytest.mark.parametrize("rule", rules_tried(sampling=True))
 def test_E1_a_row_is_the_same_alone_and_in_every_slot(table, rule):
     keys = noise.row_keys(jax.random.key(8), ROWS)
     alone = np.asarray(output(generated(table, keys[:1], rule), DEPTH * 2))[0]
