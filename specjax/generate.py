@@ -201,5 +201,6 @@ def _resolve_max_drafted(max_drafted, batch) -> Int[Array, " B"] | None:
 
 
 def _check_logprobs(logprobs) -> None:
-    if logprobs is not None and not (isinstance(logprobs, int) and logprobs >= 0):
+    is_count = isinstance(logprobs, int) and not isinstance(logprobs, bool) and logprobs >= 0
+    if logprobs is not None and not is_count:
         raise ValueError(f"logprobs is {logprobs!r}: give 0 or more alternatives, or None")

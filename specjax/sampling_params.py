@@ -39,7 +39,8 @@ class SamplingParams:
         bad_words: strings whose tokens, spelled with or without a space before, never come in a
             row.
         structured_outputs: ``{"regex": ...}``, ``{"json": schema}`` or ``{"choice": [...]}``: the
-            text matches it. Needs the extra ``grammar``.
+            text matches it. It prevails over ``min_tokens`` and ``bad_words`` where nothing else is
+            left, and with ``ignore_eos`` repeats EOS at its end. Needs the extra ``grammar``.
         logits_processor: ``f(logits [V], past) -> logits [V]`` in JAX, applied after the penalties;
             ``past`` is a `specjax.history.Past`. Requests decoded together share one function.
         logprobs: score every token, with so many alternatives; None does not.

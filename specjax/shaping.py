@@ -65,7 +65,7 @@ def _marked(logits, ids, wanted) -> Bool[Array, "B N V"]:
     batch, nodes, vocabulary = logits.shape
     row = jnp.arange(batch)[:, None, None]
     node = jnp.arange(nodes)[None, :, None]
-    column = jnp.where(wanted & (ids != NO_TOKEN), ids, vocabulary)
+    column = jnp.where(wanted & (ids >= 0), ids, vocabulary)
     return jnp.zeros(logits.shape, bool).at[row, node, column].set(True, mode="drop")
 
 

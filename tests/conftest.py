@@ -115,6 +115,8 @@ COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
 COMPILED_QUICKLY_TOO = (
     "test_choose",
     "test_cli",
+    "test_exact_law",
+    "test_shaping",
     "test_known_laws",
     "test_meshes",
     "test_noise",
