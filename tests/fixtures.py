@@ -537,12 +537,22 @@ def rules_tried(*, sampling: bool = False) -> tuple[str, ...]:
     return tuple(name for name in names if not (sampling and RULES[name].greedy_only))
 
 
-def _paired(name: str, rule: str) -> bool:
-    """At full scale every pair; else every method with two rules, and every rule with a method."""
-    return FULL_SCALE or name == "draft_model" or rule in (method(name).default_rule, "coupled")
+def _pairs(rules_of: Callable[[str], tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, rule) for name in METHODS for rule in allowed(name) if rule in rules_of(name)
+    )
 
 
-PAIRS = tuple((name, rule) for name in METHODS for rule in allowed(name) if _paired(name, rule))
+def _usual(name: str) -> tuple[str, ...]:
+    return rules_tried() if name == "draft_model" else (method(name).default_rule, "coupled")
+
+
+# At full scale every method with every rule; else every method with two rules and one with a rule
+# of each kind, and for what is most easily broken that one with all of them.
+PAIRS = _pairs((lambda name: tuple(RULES)) if FULL_SCALE else _usual)
+EVERY_RULE = tuple(
+    dict.fromkeys([*PAIRS, *(("draft_model", one) for one in allowed("draft_model"))])
+)
 
 
 # --- LLM over TABLE -----------------------------------------------------------------------------

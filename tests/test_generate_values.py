@@ -11,8 +11,6 @@ from fixtures import BUFFER, CHUNK, ROWS, TABLE, VOCABULARY, announcements, lagg
 from specjax.generate import generate
 from specjax.sampling import Sampling
 
-pytestmark = pytest.mark.fast
-
 BIAS = np.zeros((ROWS, VOCABULARY))
 
 

@@ -17,8 +17,6 @@ from specjax.grammar import MAX_STATES, Grammar, advance, allowed, compile_regex
 from specjax.text import Tokenizer, TokenizerError
 from specjax.token_bytes import token_bytes
 
-pytestmark = pytest.mark.fast
-
 # Pieces that overlap, two halves of é and two ends.
 PIECES = [b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", None, "bé".encode(), None, None]
 EOS = (7, 9)

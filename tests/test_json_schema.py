@@ -14,8 +14,6 @@ from specjax.integer_range import integer_range
 from specjax.json_schema import json_schema_regex
 from specjax.token_bytes import token_bytes
 
-pytestmark = pytest.mark.fast
-
 WHOLE = {
     "title": "Person",
     "description": "someone",

@@ -16,8 +16,6 @@ from specjax.shaping import shape
 from specjax.testing import reference
 from specjax.types import Context, Draft
 
-pytestmark = pytest.mark.fast
-
 PARENTS = np.array([[-1, 0, 0, 1, 1, 4], [-1, 0, 1, 2, -1, -1], [-1, 0, 0, 0, 3, 4]])
 ROWS, NODES = PARENTS.shape
 ENDS = (2, 5)

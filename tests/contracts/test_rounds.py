@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fixtures import (
     BUFFER,
+    EVERY_RULE,
     PAIRS,
     ROWS,
     Prompts,
@@ -49,7 +50,7 @@ def _held(cache, row, end):
     return cache.k[:, row, :, :end], cache.v[:, row, :, :end]
 
 
-@pytest.mark.parametrize(("name", "rule"), PAIRS)
+@pytest.mark.parametrize(("name", "rule"), EVERY_RULE)
 def test_invariants_after_every_round(name, rule):
     session = _begin(name, rule, eos_ids=(0, 11))
     before = session.snapshot()

@@ -30,7 +30,6 @@ COARSE = 0.05
 # --- what is checked ---
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_every_rule_shape_drafter_and_parameter_is_checked(budget):
     listed = checks(budget)
@@ -49,12 +48,10 @@ def test_every_rule_shape_drafter_and_parameter_is_checked(budget):
     assert {OTHER_NAMES.get(name, name) for name in fields} <= asked
 
 
-@pytest.mark.fast
 def test_every_table_is_used_at_full_size():
     assert {check.model for check in checks("full")} == {*TABLES, "transformer"}
 
 
-@pytest.mark.fast
 def test_filters_choose_and_an_empty_choice_is_an_error():
     assert {check.rule for check in checks("fast", ["recursive"])} == {"recursive"}
     assert {check.drafter for check in checks("fast", [], ["ngram"])} == {"ngram"}
@@ -66,7 +63,6 @@ def test_filters_choose_and_an_empty_choice_is_an_error():
         checks("fast", [], ["medusa9"])
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("rule, claim", [("typical", "lossless"), ("block", "lossy")])
 def test_a_claim_that_a_rule_cannot_make_is_refused_by_name(rule, claim):
     with pytest.raises(ValueError, match=f"rule '{rule}' is .* cannot be certified as {claim}"):
@@ -125,14 +121,12 @@ def test_a_bias_of_one_percent_in_the_loop_is_found(written):
     assert "An injected bias of 1.0% was found" in markdown
 
 
-@pytest.mark.fast
 def test_the_injected_bias_is_as_large_as_it_says():
     table = TABLES["trigram"]
     biased = biased_table(table, 0.01)
     assert np.abs(biased.law() - table.law()).sum() / 2 == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.fast
 def test_the_exact_error_of_a_right_rule_is_rounding():
     assert exact_error(RULES["matching"], SHAPES["tree"]) < 1e-12
 
@@ -158,21 +152,18 @@ def test_a_checkpoint_is_certified_on_its_own_law(monkeypatch):
     assert found.conclusion == "NOT lossless: 1 of 2 checks failed"
 
 
-@pytest.mark.fast
 def test_a_checkpoint_is_checked_with_all_drafters_that_need_no_other():
     listed = checkpoint_checks(Checkpoint(tiny_model()))
     assert {check.drafter for check in listed} == {*DRAFTERS} - {"draft_model"}
     assert {check.rule for check in listed} == {"matching", "rejection", "block", "coupled"}
 
 
-@pytest.mark.fast
 def test_a_certificate_that_misses_the_injected_bias_certifies_nothing():
     missed = Certificate("fast", 0, 1e-6, 0.01, (), Injected(0.01, 0.3, False), (), {})
     assert not missed.passed and "proves nothing" in missed.conclusion
     assert "was NOT found" in missed.as_markdown()
 
 
-@pytest.mark.fast
 def test_a_certificate_that_misses_a_mutant_certifies_nothing():
     found = Caught("one", "a line", "exact", True, "identity", None)
     missed = dataclasses.replace(found, mutant="two", found=False)

@@ -39,7 +39,6 @@ def plain(key, rows, temperature):
     return jnp.stack(tokens, axis=1)
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("temperature, passes", [(0.7, True), (0.75, False)])
 def test_a_jax_function(temperature, passes, capsys):
     sampler = JaxSampler(lambda key, rows: plain(key, rows, temperature))
@@ -99,7 +98,6 @@ def server():
 LAW = np.array([0.5, 0.3, 0.2])
 
 
-@pytest.mark.fast
 def test_a_server_that_keeps_its_law(server):
     url, requests = server()
     sampler = EndpointSampler(
@@ -113,14 +111,12 @@ def test_a_server_that_keeps_its_law(server):
     assert {token for _, token in requests} == {"Bearer x"}
 
 
-@pytest.mark.fast
 def test_a_server_at_another_temperature_fails(server):
     sampler = EndpointSampler(server()[0], "tiny", [1, 2], 1, {"temperature": 0.5})
     result = joint_law_test(sampler, LAW, rows=1000)
     assert not result.passed
 
 
-@pytest.mark.fast
 def test_a_server_of_text_is_tokenized(server):
     url, _ = server(answer=lambda choices: {"choices": [{"text": one["text"]} for one in choices]})
     with_tokenizer = EndpointSampler(
@@ -140,7 +136,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize("settings, sentence", FAULTS.values(), ids=list(FAULTS))
 def test_a_servers_faults_are_named(server, settings, sentence):
     url, _ = server(**settings)
@@ -148,7 +143,6 @@ def test_a_servers_faults_are_named(server, settings, sentence):
         EndpointSampler(url, "tiny", "hello", 1, timeout=0.1 if "delay" in settings else 30.0)(0, 3)
 
 
-@pytest.mark.fast
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ConnectionError, match="cannot be reached"):
         EndpointSampler("http://127.0.0.1:9/v1/completions", "tiny", "hello", 1)(0, 1)

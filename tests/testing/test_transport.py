@@ -18,8 +18,6 @@ from specjax.testing.transport import (
     transport,
 )
 
-pytestmark = pytest.mark.fast
-
 VOCABULARY = 6
 EXACT = 1e-9
 
