@@ -418,8 +418,8 @@ def _command(source: str | Path, destination: str | Path) -> str:
 def _quiet() -> Iterator[None]:
     """Keep Orbax's reports off stderr: what is normal here, and faults that are raised as well.
 
-    A writer that fails leaves other threads printing tracebacks of their own; the caller gets the
-    first fault as an exception all the same.
+    A writer that fails leaves other threads printing tracebacks of their own, some after it has
+    returned; the caller gets the first fault as an exception all the same.
     """
     logger = logging.getLogger("absl")
     level, hooks = logger.level, (sys.excepthook, sys.unraisablehook, threading.excepthook)
@@ -427,6 +427,19 @@ def _quiet() -> Iterator[None]:
     sys.excepthook = sys.unraisablehook = threading.excepthook = lambda *fault: None
     try:
         yield
+    except BaseException:
+        hooks = _without_stragglers(hooks[0]), *hooks[1:]
+        raise
     finally:
         logger.setLevel(level)
         sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+
+
+def _without_stragglers(report: Callable[..., Any]) -> Callable[..., Any]:
+    """``report`` but for threads that find the event loop of a failed writer gone."""
+
+    def hook(kind, fault, trace):
+        if str(fault) != "Event loop is closed":
+            report(kind, fault, trace)
+
+    return hook

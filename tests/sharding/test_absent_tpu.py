@@ -103,7 +103,9 @@ def test_llama_8b_fits_and_its_rounds_stay_on_the_chips(
     assert [str(moved) for moved in module.moves(0.9 * layer, least_depth=2)] == []
     in_rounds = module.moves(0.9 * layer)
     assert [str(moved) for moved in in_rounds] == []
-    # Weights stay where they are: what travels is activations and logits' maxima.
+    # Weights stay where they are: what travels is activations, logits' maxima and, where rows are
+    # truncated, the most likely tokens of every part of the vocabulary.
     for opcode, size, source in module.collectives():
-        assert opcode == "all-reduce", source
+        gathers_heads = opcode == "all-gather" and source.endswith("top_k")
+        assert opcode == "all-reduce" or gathers_heads, source
         assert size <= ROWS * DRAFTER.num_nodes * LLAMA_3_1_8B.hidden_size * 4, source
