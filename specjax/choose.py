@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from specjax import noise
 from specjax.history import History
-from specjax.sampling import Sampling, first_argmax, log_probs
+from specjax.sampling import Sampling, first_argmax, log_probs, renormalised
 from specjax.shaping import shape
 from specjax.types import NO_TOKEN, Choose
 
@@ -86,9 +86,8 @@ def _top_and_one(sampling, keys, root, logits, node, path, width):
 
 def _rest(law, tokens):
     """The law of the last child, drawn when the others were taken out; -inf if none is left."""
-    left = jnp.put_along_axis(law, tokens[..., :-1], -jnp.inf, axis=-1, inplace=False)
-    total = jax.nn.logsumexp(left, axis=-1, keepdims=True)
-    return left - jnp.where(total > -jnp.inf, total, 0.0)
+    taken_out = jnp.put_along_axis(law, tokens[..., :-1], -jnp.inf, axis=-1, inplace=False)
+    return renormalised(taken_out)
 
 
 def _all(law, tokens):

@@ -49,7 +49,7 @@ class Intake:
             raise ValueError("no prompt given: the list of prompts is empty")
         every = params_of_each(sampling_params, len(prompts))
         pairs = [self._one(*one, rule) for one in enumerate(zip(prompts, every, strict=True))]
-        _check_processors(every)
+        self._check_processors(every)
         return pairs
 
     def conversations(self, messages: Any) -> list[list[int]]:
@@ -74,9 +74,16 @@ class Intake:
                 f"rule 'greedy' would ignore temperature {params.temperature}: set it to 0, or "
                 "choose the rule 'coupled' or another"
             )
-        self._check_logits(number, params)
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise ValueError(
+                f"prompt {number} asks for {params.logprobs} logprobs: the vocabulary has "
+                f"{self.vocab_size} ids"
+            )
+        impossible = self._impossible(params)
+        if len(impossible) == self.vocab_size:
+            raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
         words = [ids for word in params.bad_words for ids in self._spellings(word)]
-        return Asked(text, ids, params, words, self._grammar(params))
+        return Asked(text, ids, params, words, self._grammar(params, impossible))
 
     def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -111,17 +118,6 @@ class Intake:
                     f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
                     f"{self.vocab_size}, 0 to {self.vocab_size - 1}"
                 )
-        if len(self._impossible(params)) == self.vocab_size:
-            raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
-
-    def _check_logits(self, number: int, params: SamplingParams) -> None:
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise ValueError(
-                f"prompt {number} asks for {params.logprobs} logprobs: the vocabulary has "
-                f"{self.vocab_size} ids"
-            )
-        if params.logits_processor is not None:
-            check_processor(params.logits_processor, self.vocab_size, self.max_model_len)
 
     def _impossible(self, params: SamplingParams) -> frozenset[int]:
         """The ids that bans, a bias or a list of others keep from ever coming."""
@@ -141,12 +137,12 @@ class Intake:
             raise ValueError(f"the bad word {word!r} has no tokens, so it could not be kept away")
         return spellings
 
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
+    def _grammar(self, params: SamplingParams, impossible: frozenset[int]) -> Grammar | None:
         """The grammar over the tokens that are possible at all, so that none leads nowhere."""
         structure = params.structured_outputs
         if structure is None:
             return None
-        impossible, pattern = self._impossible(params), _regex(structure)
+        pattern = _regex(structure)
         name = pattern, impossible
         if name not in self.grammars:
             if len(self.grammars) == GRAMMARS_KEPT:
@@ -162,6 +158,17 @@ class Intake:
             self.grammars[name] = compile_regex(pattern, vocabulary, ends, width=self.vocab_size)
         return self.grammars[name]
 
+    def _check_processors(self, every: Sequence[SamplingParams]) -> None:
+        wanted = [one.logits_processor for one in every]
+        functions = {function for function in wanted if function is not None}
+        if len(functions) > 1:
+            raise ValueError(
+                f"{len(functions)} different logits_processor in one call: the rows of a call are "
+                "one program; call once for each, or write one function that tells them apart"
+            )
+        for function in functions:
+            check_processor(function, self.vocab_size, self.max_model_len)
+
 
 def _regex(structure: Mapping[str, Any]) -> str:
     """What a text must match under ``structured_outputs``."""
@@ -169,12 +176,3 @@ def _regex(structure: Mapping[str, Any]) -> str:
     if kind == "json":
         return json_schema_regex(wanted)
     return "|".join(re.escape(text) for text in wanted) if kind == "choice" else wanted
-
-
-def _check_processors(every: Sequence[SamplingParams]) -> None:
-    functions = {one.logits_processor for one in every} - {None}
-    if len(functions) > 1:
-        raise ValueError(
-            f"{len(functions)} different logits_processor in one call: the rows of a call are one "
-            "program; call once for each, or write one function that tells them apart"
-        )

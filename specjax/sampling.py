@@ -151,6 +151,12 @@ def first_argmax(values: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     return jnp.min(jnp.where(values == best, index, values.shape[-1] - 1), axis=-1)
 
 
+def renormalised(law: Float[Array, "*S V"]) -> Float[Array, "*S V"]:
+    """A log-law of which tokens were taken out, summing to 1 again; -inf throughout if all were."""
+    total = jax.nn.logsumexp(law, axis=-1, keepdims=True)
+    return law - jnp.where(total > -jnp.inf, total, 0.0)
+
+
 def log_probs(sampling: Sampling, logits: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
     """Log-probabilities of the law that each row samples from, in the dtype of ``logits``.
 

@@ -38,6 +38,19 @@ def depth(parents: Int[Array, "*B N"]) -> Int[Array, "*B N"]:
     return jnp.sum(ancestors(parents), axis=-1) - 1
 
 
+def path_sum(reach: Bool[Array, "N N"], values: Array) -> Array:
+    """For each node of one tree the sum of ``values`` [N] over its path, itself included.
+
+    ``reach`` are the tree's `ancestors`.
+    """
+    return jnp.sum(jnp.where(reach, values[None, :], 0), axis=-1)
+
+
+def siblings(parents: Int[Array, " N"]) -> Bool[Array, "N N"]:
+    """Which nodes of one tree have the same parent; none where one of them has none."""
+    return (parents[:, None] == parents) & (parents != NO_PARENT)
+
+
 def has_child(parents: Int[Array, " N"]) -> Bool[Array, " N"]:
     """Which nodes of one tree are some node's parent."""
     return jnp.any(parents[:, None] == jnp.arange(parents.shape[0]), axis=0)

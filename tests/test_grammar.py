@@ -4,7 +4,6 @@ import functools
 import itertools
 import re
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from test_text import byte_fallback, byte_level, metaspace, of_pieces, with_token_of_bytes
 
+import ckpt_convert
 from specjax.byte_automaton import byte_automaton
 from specjax.grammar import MAX_STATES, Grammar, advance, allowed, compile_regex, union
 from specjax.text import Tokenizer, TokenizerError
@@ -311,10 +311,7 @@ def test_the_mark_of_the_engine_may_be_part_of_a_text():
 @pytest.mark.network
 def test_the_real_vocabulary():
     """SmolLM2's 49,152 tokens: a date, walked, decoded and matched; the table is small."""
-    folder = Path.home() / ".cache" / "specjax" / "smollm2-135m-instruct"
-    if not (folder / "tokenizer.json").is_file():
-        pytest.skip("the checkpoint is not cached")
-    tokenizer = Tokenizer.load(folder)
+    tokenizer = Tokenizer.load(ckpt_convert.resolve("smollm2-135m-instruct"))
     pattern = r"(?:on )?[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])|später 👍"
     grammar = compile_regex(pattern, tokenizer, [2, 0], width=49_200)
     assert grammar.next_state.size < 1000

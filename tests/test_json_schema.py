@@ -4,7 +4,9 @@ import functools
 import json
 import re
 
+import jsonschema
 import numpy as np
+import pydantic
 import pytest
 from test_grammar import Walker, walk
 from test_text import byte_level
@@ -79,7 +81,6 @@ def spoken(schema, walks: int = WALKS):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_what_comes_parses_and_is_valid(name):
-    jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(
         SMALL[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
@@ -90,7 +91,6 @@ def test_what_comes_parses_and_is_valid(name):
 
 
 def test_a_validator_would_see_a_fault():
-    jsonschema = pytest.importorskip("jsonschema")
     looser = {**WHOLE, "required": ["age"]}
     validator = jsonschema.Draft202012Validator(WHOLE)
     assert not all(validator.is_valid(json.loads(text)) for text in spoken(looser))
@@ -111,7 +111,6 @@ def test_ordinary_json_is_among_what_may_come(name):
 
 def test_json_text_and_pydantic_models_are_schemas_too():
     assert json_schema_regex(json.dumps(WHOLE)) == json_schema_regex(WHOLE)
-    pydantic = pytest.importorskip("pydantic")
 
     class Pet(pydantic.BaseModel):
         name: str

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from specjax import tree
 from specjax.noise import Noise
 from specjax.sampling import first_argmax
-from specjax.types import AcceptResult, Draft
+from specjax.types import ROOT, AcceptResult, Draft
 
 
 class Law(Protocol):
@@ -33,9 +33,16 @@ class Law(Protocol):
 
 def sample(law: Law, draft: Draft, log_p: Float[Array, "N V"], noise: Noise) -> AcceptResult:
     """Draws the node where the path ends from the accept noise, then the token that follows."""
+    return sample_by(law, draft, log_p, noise.accept(log_p.shape[0]), noise)
+
+
+def sample_by(
+    law: Law, draft: Draft, log_p: Float[Array, "N V"], accept: Float[Array, " N"], noise: Noise
+) -> AcceptResult:
+    """`sample` with its accept noise given; the token that follows is drawn from ``noise``."""
     nodes, vocabulary = log_p.shape
     log_stop, aux = law.stop_law(draft, log_p)
-    node = first_argmax(log_stop + noise.accept(nodes))
+    node = first_argmax(log_stop + accept)
     depth = tree.depth(draft.parents)[node]
     follows = law.residual(draft, log_p, aux, node) + noise.token(depth, vocabulary)
     return AcceptResult(
@@ -75,6 +82,11 @@ def log_kept(excess: Float[Array, "*S"], log_reach: Float[Array, "*S"]) -> Float
     certain = log_reach >= 0
     missing = jnp.where(certain, 1.0, -jnp.expm1(log_reach))
     return jnp.where(certain, 0.0, jnp.log(excess) - jnp.log(excess + missing))
+
+
+def log_into(draft: Draft, log_p: Float[Array, "N V"]) -> Float[Array, " N"]:
+    """log p of each node's token after its parent; 0 at the root, anything at padding."""
+    return log_p[jnp.maximum(draft.parents, ROOT), draft.tokens].at[ROOT].set(0.0)
 
 
 def log_difference(a: Float[Array, "*S"], b: Float[Array, "*S"]) -> Float[Array, "*S"]:

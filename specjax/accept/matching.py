@@ -36,9 +36,7 @@ class Matching:
     ) -> tuple[Float[Array, " N"], Bool[Array, "N V"]]:
         """log p(path) + log(1 - sum of p over the children); aux marks the children's tokens."""
         reach = tree.ancestors(draft.parents)
-        parent = jnp.maximum(draft.parents, 0)
-        into = log_p[parent, draft.tokens].at[0].set(0.0)
-        path = jnp.sum(jnp.where(reach, into[None, :], 0.0), axis=-1)
+        path = tree.path_sum(reach, law.log_into(draft, log_p))
         children = _children(draft, log_p.shape[-1])
         elsewhere = jnp.sum(jnp.where(children, 0.0, jnp.exp(log_p)), axis=-1)
         log_stop = path + jnp.log(elsewhere)

@@ -66,7 +66,7 @@ class Recursive:
         carry = lax.fori_loop(0, nodes, verify, (log_p, log_q, zeros, zeros))
         left_p, _, log_rejected, log_into = carry
         reach = tree.ancestors(draft.parents)
-        log_path = jnp.sum(jnp.where(reach, log_into.at[ROOT].set(0.0)[None, :], 0.0), axis=-1)
+        log_path = tree.path_sum(reach, log_into.at[ROOT].set(0.0))
         return jnp.where(reach[:, ROOT], log_path + log_rejected, -jnp.inf), left_p
 
     def residual(

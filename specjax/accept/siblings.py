@@ -4,11 +4,12 @@ A child whose token its parent's law excludes was not left to chance. It is a po
 all children where there is no law, and those for which a law has run out of tokens.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.types import NO_PARENT, Draft
+from specjax import tree
+from specjax.sampling import renormalised
+from specjax.types import Draft
 
 
 def proposals(draft: Draft, log_p: Float[Array, "N V"]) -> Float[Array, "N V"]:
@@ -27,8 +28,7 @@ def order(draft: Draft, log_q: Float[Array, "N V"]) -> Int[Array, " N"]:
     index = jnp.arange(draft.parents.shape[0])
     drawn = log_q[jnp.maximum(draft.parents, 0), draft.tokens] > -jnp.inf
     rank = jnp.where(drawn, index, index.shape[0] + index)
-    siblings = (draft.parents[:, None] == draft.parents) & (draft.parents != NO_PARENT)
-    return jnp.sum(siblings & (rank[None, :] < rank[:, None]), axis=1)
+    return jnp.sum(tree.siblings(draft.parents) & (rank[None, :] < rank[:, None]), axis=1)
 
 
 def law_of_child(log_q: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, " V"]:
@@ -39,6 +39,4 @@ def law_of_child(log_q: Float[Array, " V"], token: Int[Array, ""]) -> Float[Arra
 
 def without(log_q: Float[Array, " V"], token: Int[Array, ""]) -> Float[Array, " V"]:
     """Log-law left to the next sibling once ``token`` is drawn; -inf throughout if none is."""
-    left = log_q.at[token].set(-jnp.inf)
-    total = jax.nn.logsumexp(left)
-    return left - jnp.where(total > -jnp.inf, total, 0.0)
+    return renormalised(log_q.at[token].set(-jnp.inf))

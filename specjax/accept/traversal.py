@@ -105,11 +105,11 @@ def _descent(draft: Draft, log_p: Float[Array, "N V"], log_q: Float[Array, "N V"
     index = jnp.arange(nodes)
     order = siblings.order(draft, log_q)
     reach = tree.ancestors(draft.parents)
-    same_parent = (draft.parents[:, None] == draft.parents) & (draft.parents != NO_PARENT)
+    same_parent = tree.siblings(draft.parents)
     earlier = same_parent & (order < order[:, None])
     size = jnp.sum(reach, axis=0)
     before = jnp.sum(jnp.where(earlier, size, 0), axis=1)
-    place = jnp.sum(jnp.where(reach, before, 0), axis=1) + size
+    place = tree.path_sum(reach, before) + size
     follows = same_parent & (order == order[:, None] + 1)
     first = (order == 0) & (draft.parents != NO_PARENT)
 

@@ -41,14 +41,12 @@ class Typical:
         possible = log_p > -jnp.inf
         entropy = -jnp.sum(jnp.where(possible, jnp.exp(log_p) * log_p, 0.0), axis=-1)
         enough = jnp.minimum(jnp.log(self.threshold), jnp.log(self.scale) - entropy)
-        parent = jnp.maximum(draft.parents, 0)
-        into = log_p[parent, draft.tokens].at[0].set(0.0)
-        typical = (into > enough[parent]).at[0].set(True)
+        into = law.log_into(draft, log_p)
+        typical = (into > enough[jnp.maximum(draft.parents, 0)]).at[0].set(True)
         reach = tree.ancestors(draft.parents)
         stands = reach[:, 0] & jnp.all(typical | ~reach, axis=-1)
         depth = jnp.where(stands, jnp.sum(reach, axis=-1) - 1, -1)
-        log_path = jnp.sum(jnp.where(reach, into[None, :], 0.0), axis=-1)
-        deepest = jnp.where(depth == jnp.max(depth), log_path, -jnp.inf)
+        deepest = jnp.where(depth == jnp.max(depth), tree.path_sum(reach, into), -jnp.inf)
         here = jnp.arange(depth.shape[0]) == jnp.argmax(deepest)
         return jnp.where(here, 0.0, -jnp.inf).astype(log_p.dtype), ()
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax import noise as roles
-from specjax import tree
 from specjax.accept import law
 from specjax.noise import Noise
 from specjax.sampling import first_argmax
@@ -28,12 +27,18 @@ def _residual(rule, draft, log_p, aux, node):
 
 
 @dataclass(frozen=True)
-class FaultyLaw:
-    """A rule in law form, with another ``stop_law`` or ``residual``, module-level functions."""
+class FaultyRule:
+    """A rule with one part replaced by a module-level function, which is given the rule first.
+
+    ``stops`` and ``follows`` take the place of ``stop_law`` and ``residual`` of a rule in law form,
+    and decide by them. ``decides`` takes the place of the decision alone, out of sight of the
+    rule's exact law.
+    """
 
     rule: Any
     stops: Callable[..., tuple[Float[Array, " N"], Any]] = _stop_law
     follows: Callable[..., Float[Array, " V"]] = _residual
+    decides: Callable[..., AcceptResult] | None = None
 
     @property
     def draws(self) -> str:
@@ -52,6 +57,8 @@ class FaultyLaw:
         return self.rule.greedy_only
 
     def __call__(self, draft: Draft, log_p: Float[Array, "N V"], noise: Noise) -> AcceptResult:
+        if self.decides is not None:
+            return self.decides(self.rule, draft, log_p, noise)
         return law.sample(self, draft, log_p, noise)
 
     def stop_law(self, draft: Draft, log_p: Float[Array, "N V"]) -> tuple[Float[Array, " N"], Any]:
@@ -129,44 +136,6 @@ def last_sibling_first(rule, draft, log_p):
     return log_stop[place], aux[place]
 
 
-@dataclass(frozen=True)
-class FaultyDecision:
-    """``rule`` deciding as ``fault(rule, draft, log_p, noise)`` does, a module-level function.
-
-    Its law, if it is one, is that of ``rule``: the fault is out of an exact law's sight.
-    """
-
-    rule: Any
-    fault: Callable[..., AcceptResult]
-
-    @property
-    def draws(self) -> str:
-        return self.rule.draws
-
-    @property
-    def lossless(self) -> bool:
-        return False
-
-    @property
-    def trees(self) -> bool:
-        return self.rule.trees
-
-    @property
-    def greedy_only(self) -> bool:
-        return self.rule.greedy_only
-
-    def __call__(self, draft: Draft, log_p: Float[Array, "N V"], noise: Noise) -> AcceptResult:
-        return self.fault(self.rule, draft, log_p, noise)
-
-    def stop_law(self, draft: Draft, log_p: Float[Array, "N V"]) -> tuple[Float[Array, " N"], Any]:
-        return self.rule.stop_law(draft, log_p)
-
-    def residual(
-        self, draft: Draft, log_p: Float[Array, "N V"], aux: Any, node: Int[Array, ""]
-    ) -> Float[Array, " V"]:
-        return self.rule.residual(draft, log_p, aux, node)
-
-
 def fresh_noise(rule, draft: Draft, log_p, noise: Noise) -> AcceptResult:
     """Draws the next token anew: that draft and target disagreed is then forgotten."""
     result = rule(draft, log_p, noise)
@@ -178,23 +147,13 @@ def fresh_noise(rule, draft: Draft, log_p, noise: Noise) -> AcceptResult:
 def accepts_by_draft_noise(rule, draft, log_p, noise: Noise) -> AcceptResult:
     """Acceptance and the draws below the root share a key."""
     shared = roles.draft(noise.key, noise.root, jnp.int32(ROOT), log_p.shape[0])
-    return _decided(rule, draft, log_p, shared, noise)
+    return law.sample_by(rule, draft, log_p, shared, noise)
 
 
 def accepts_by_row(rule, draft, log_p, noise: Noise) -> AcceptResult:
     """The acceptance noise is the same in every round of a row."""
     same = Noise(noise.key, jnp.zeros_like(noise.root)).accept(log_p.shape[0])
-    return _decided(rule, draft, log_p, same, noise)
-
-
-def _decided(rule, draft: Draft, log_p, accept: Float[Array, " N"], noise: Noise) -> AcceptResult:
-    """What `specjax.accept.law.sample` does, with another noise to accept by."""
-    nodes, vocabulary = log_p.shape
-    log_stop, aux = rule.stop_law(draft, log_p)
-    node = first_argmax(log_stop + accept)
-    depth = tree.depth(draft.parents)[node]
-    follows = rule.residual(draft, log_p, aux, node) + noise.token(depth, vocabulary)
-    return AcceptResult(tree.path_to(draft.parents, node, nodes), depth, first_argmax(follows))
+    return law.sample_by(rule, draft, log_p, same, noise)
 
 
 def token_noise_by_round(rule, draft, log_p, noise: Noise) -> AcceptResult:

@@ -16,7 +16,7 @@ from specjax.testing import faulty_rules as rules
 from specjax.testing import faulty_targets as targets
 from specjax.testing.drafters import TreeDrafter
 from specjax.testing.faulty_drafters import FaultyDrafter
-from specjax.testing.faulty_rules import FaultyDecision, FaultyLaw
+from specjax.testing.faulty_rules import FaultyRule
 from specjax.testing.hunt import CHAIN, Mutant
 from specjax.testing.hunt import CHECKS as CHECKS
 from specjax.testing.hunt import ROWS_OF_BUDGET as ROWS_OF_BUDGET
@@ -43,44 +43,44 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
     {
         "residual is p": _in_exact_law(
             "after a rejection the next token is drawn from the target's law",
-            FaultyLaw(Rejection(), follows=rules.target_for_residual),
+            FaultyRule(Rejection(), follows=rules.target_for_residual),
         ),
         "residual softmaxed": _in_exact_law(
             "the residual's mass is put through a softmax",
-            FaultyLaw(Rejection(), follows=rules.softmaxed_residual),
+            FaultyRule(Rejection(), follows=rules.softmaxed_residual),
         ),
         "residual unscaled": _in_exact_law(
             "the residual of a block is [P - Q]+, not [p P - Q]+",
-            FaultyLaw(Block(), follows=rules.unscaled_residual),
+            FaultyRule(Block(), follows=rules.unscaled_residual),
         ),
         "bonus of the row before": _in_exact_law(
             "the next token comes from the law after the last node's parent",
-            FaultyLaw(Rejection(), follows=rules.row_before),
+            FaultyRule(Rejection(), follows=rules.row_before),
         ),
         "block accepts by prefix": _in_exact_law(
             "each node of a block is accepted with p_i, not with h_i",
-            FaultyLaw(Block(), stops=rules.stops_by_prefix),
+            FaultyRule(Block(), stops=rules.stops_by_prefix),
         ),
         "siblings reversed": _in_exact_law(
             "siblings are verified against the order in which they were drawn",
-            FaultyLaw(Recursive(), stops=rules.last_sibling_first),
+            FaultyRule(Recursive(), stops=rules.last_sibling_first),
             drafter=TreeDrafter(SIBLINGS),
         ),
         "padding below the root": _in_exact_law(
             "a padding node is taken for a child of the root",
-            FaultyLaw(Recursive(), stops=rules.padding_below_root),
+            FaultyRule(Recursive(), stops=rules.padding_below_root),
             drafter=TreeDrafter(TREE, ragged=True),
             exact_shape=PADDED,
         ),
         "padding in a chain": _in_exact_law(
             "the padding of a chain is taken for drafted tokens",
-            FaultyLaw(Rejection(), stops=rules.padding_in_chain),
+            FaultyRule(Rejection(), stops=rules.padding_in_chain),
             drafter=TreeDrafter(CHAIN, ragged=True),
             exact_shape=(-1, 0, -1, -1),
         ),
         "impossible node drawn": _in_exact_law(
             "a node of probability 0 can be drawn",
-            FaultyLaw(Rejection(), stops=rules.impossible_stops),
+            FaultyRule(Rejection(), stops=rules.impossible_stops),
         ),
         "argmax as sample": _in_sampled_law(
             "the most likely token is drafted and said to be drawn from the softmax",
@@ -127,11 +127,11 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "accepted by draft noise": _in_sampled_law(
             "draft and acceptance share a key",
-            FaultyDecision(Rejection(), rules.accepts_by_draft_noise),
+            FaultyRule(Rejection(), decides=rules.accepts_by_draft_noise),
         ),
         "accepted by row": _in_sampled_law(
             "the acceptance noise is the same in every round",
-            FaultyDecision(Rejection(), rules.accepts_by_row),
+            FaultyRule(Rejection(), decides=rules.accepts_by_row),
         ),
         "rejected drafts counted": _in_sampled_law(
             "the penalties count rejected drafts as output",
@@ -151,13 +151,13 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "the token after the path is drawn anew, not with its position's noise",
             "sampled",
             "invariant",
-            FaultyDecision(Coupled(), rules.fresh_noise),
+            FaultyRule(Coupled(), decides=rules.fresh_noise),
         ),
         "coupled by round": Mutant(
             "coupled noise is keyed by the round: lossless, but no longer plain decoding's tokens",
             "identity",
             "sampled",
-            FaultyDecision(Coupled(), rules.token_noise_by_round),
+            FaultyRule(Coupled(), decides=rules.token_noise_by_round),
         ),
         "stale slots visible": Mutant(
             "slots that a wider block has left behind stay visible",

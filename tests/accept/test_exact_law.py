@@ -20,7 +20,7 @@ from specjax.testing.exact import (
     round_law,
 )
 from specjax.testing.faulty_rules import (
-    FaultyLaw,
+    FaultyRule,
     padding_in_chain,
     softmaxed_residual,
     target_for_residual,
@@ -157,7 +157,7 @@ def assert_trees_are_varied(parents, vocabulary):
 @pytest.mark.parametrize("fault", [target_for_residual, softmaxed_residual])
 def test_a_wrong_residual_is_found(name, fault):
     log_p, log_q, parents = chains(4, 3, repeats=6)
-    error, *_ = verified_when_drawn(FaultyLaw(LAWS[name], follows=fault), log_p, log_q, parents)
+    error, *_ = verified_when_drawn(FaultyRule(LAWS[name], follows=fault), log_p, log_q, parents)
     wrong = error > MISTAKE
     # Where p = q, nothing is rejected, and a root without a child leaves nothing to get wrong.
     assert wrong[0] and np.mean(wrong) > 0.3
@@ -166,7 +166,7 @@ def test_a_wrong_residual_is_found(name, fault):
 def test_unmasked_padding_is_found():
     log_p, log_q, parents = chains(4, 3, repeats=6)
     padded = np.any(parents[:, 1:] == -1, axis=1)
-    faulty = FaultyLaw(RULES["rejection"], stops=padding_in_chain)
+    faulty = FaultyRule(RULES["rejection"], stops=padding_in_chain)
     error, *_ = verified_when_drawn(faulty, log_p, log_q, parents)
     assert np.mean(error[padded] > MISTAKE) > 0.5
     assert np.max(error[~padded]) < ROUNDING
@@ -183,7 +183,7 @@ def test_exact_law_tells_a_rule_from_a_faulty_one():
     log_p, log_q, parents = (np.asarray(x)[0] for x in trees(3, 5, repeats=1)[:3])
     right = exact_law(RULES["traversal"], log_p, log_q, parents)
     wrong = exact_law(
-        FaultyLaw(RULES["traversal"], follows=target_for_residual), log_p, log_q, parents
+        FaultyRule(RULES["traversal"], follows=target_for_residual), log_p, log_q, parents
     )
     assert right.error < ROUNDING < MISTAKE < wrong.error
     assert right.mean_accepted == pytest.approx(wrong.mean_accepted)

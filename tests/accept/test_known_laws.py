@@ -13,7 +13,7 @@ from specjax.accept import RULES
 from specjax.noise import Noise
 from specjax.testing.exact import drawn_drafts, fixed_draft, round_law
 from specjax.testing.faulty_rules import (
-    FaultyLaw,
+    FaultyRule,
     softmaxed_residual,
     target_for_residual,
 )
@@ -64,11 +64,11 @@ def test_LAW1_an_argmax_reported_as_drawn_from_its_softmax_is_biased(x64, name):
 def test_LAW3_the_residual_is_divided_by_its_sum(x64, name):
     rule = LAWS[name]
     np.testing.assert_allclose(first_token_drawn(rule), TARGET, atol=1e-12)
-    softmaxed = first_token_drawn(FaultyLaw(rule, follows=softmaxed_residual))
+    softmaxed = first_token_drawn(FaultyRule(rule, follows=softmaxed_residual))
     assert np.max(np.abs(softmaxed - np.array(TARGET))) > 0.04
     if name == "rejection":
         np.testing.assert_allclose(softmaxed, [0.562, 0.269, 0.169], atol=5e-4)
-    resampled = first_token_drawn(FaultyLaw(rule, follows=target_for_residual))
+    resampled = first_token_drawn(FaultyRule(rule, follows=target_for_residual))
     np.testing.assert_allclose(resampled, [0.6, 0.26, 0.14], atol=5e-4)
 
 

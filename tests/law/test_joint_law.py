@@ -18,8 +18,7 @@ from specjax.generate import generate
 from specjax.sampling import Sampling
 from specjax.testing import reference
 from specjax.testing.faulty_rules import (
-    FaultyDecision,
-    FaultyLaw,
+    FaultyRule,
     fresh_noise,
     target_for_residual,
 )
@@ -135,8 +134,8 @@ def test_every_drafter_keeps_the_joint_law(table, transformer, rows, name):
 def test_a_faulty_rule_is_found(table, rows, name):
     drafter, params = draft_model(table)
     rule = RULES[name]
-    wrong = FaultyLaw(rule, follows=target_for_residual)
-    wrong = wrong if name in LAWS else FaultyDecision(rule, fresh_noise)
+    wrong = FaultyRule(rule, follows=target_for_residual)
+    wrong = wrong if name in LAWS else FaultyRule(rule, decides=fresh_noise)
     generation = generated(table, rows, drafter, wrong, drafter_params=params)
     assert score(table, generation).z > FOUND
 
