@@ -167,7 +167,13 @@ class Tokenizer:
                 f"the text is no valid Unicode at character {fault.start} of {len(text)}: was it "
                 "read from bytes that are not UTF-8?"
             ) from None
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as fault:  # the type that `tokenizers` raises whatever the matter
+            raise TokenizerError(
+                f"{self.source} cannot encode the text ({fault}): its vocabulary neither covers "
+                "the text nor has a token for what it does not know"
+            ) from None
 
     def _named_id(self, name: str) -> int | None:
         token = self.named_tokens.get(name)

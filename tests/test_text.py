@@ -666,6 +666,15 @@ def refusal(call, *arguments) -> str:
     return str(refused.value)
 
 
+def test_a_text_beyond_a_vocabulary_without_unknowns_is_refused_by_name():
+    backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(backend, source="a tiny vocabulary")
+    assert tokenizer.encode("a b") == [0, 1]
+    with pytest.raises(TokenizerError, match=r"a tiny vocabulary cannot encode the text \(.*UNK"):
+        tokenizer.encode("a c")
+
+
 def test_broken_folders_are_named(tmp_path):
     assert f"{tmp_path} has no tokenizer.json" in refusal(Tokenizer.load, tmp_path)
     save(tmp_path)

@@ -8,6 +8,7 @@ from specjax.accept.recursive import Recursive as Recursive
 from specjax.accept.rejection import Rejection as Rejection
 from specjax.accept.traversal import Traversal as Traversal
 from specjax.accept.typical import Typical as Typical
+from specjax.types import Rule
 
 RULES = {
     "greedy": Greedy(),
@@ -29,3 +30,9 @@ def default_rule(has_law: bool, is_chain: bool = True) -> str:
     if not has_law:
         return "matching"
     return "block" if is_chain else "traversal"
+
+
+def rule_name(rule: Rule) -> str:
+    """The name that a rule is asked for by, or that of its class where it has none."""
+    named = (name for name, known in RULES.items() if known == rule)
+    return next(named, type(rule).__name__)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.accept import RULES, default_rule
+from specjax.accept import RULES, default_rule, rule_name
 from specjax.draft import NoDraft
 from specjax.generate import generate
 from specjax.testing.drafters import TreeDrafter
@@ -78,6 +78,7 @@ def test_trees_drawn_from_a_law_have_a_default_rule_and_chains_another():
             drafter=TreeDrafter(SHAPES["binary"]),
             rule="block",
         )
+    assert [rule_name(rule) for rule in RULES.values()] == list(RULES)
 
 
 def test_parents_of_a_tree_come_before_their_children():
