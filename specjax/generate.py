@@ -153,10 +153,8 @@ def _check_values(rule, sampling, lengths, width, budget, buffer):
     # Said of what must hold, so that NaN is refused too.
     if some(~((sampling.temperature >= 0) & (sampling.temperature <= LARGEST))):
         raise ValueError(f"temperature must be 0 or more, at most {LARGEST:g}")
-    if some(~((sampling.top_p > 0) & (sampling.top_p <= 1))):
-        raise ValueError("top_p must lie in (0, 1]")
-    if some(~((sampling.min_p >= 0) & (sampling.min_p <= 1))):
-        raise ValueError("min_p must lie in [0, 1]")
+    if sampling.truncation is not None:
+        _check_truncation(sampling.truncation, some)
     if sampling.penalties is not None:
         _check_penalties(sampling.penalties, some)
     if sampling.bias is not None:
@@ -164,6 +162,13 @@ def _check_values(rule, sampling, lengths, width, budget, buffer):
             raise ValueError("bias bans every token of a row: leave at least one")
         if some(~((jnp.abs(sampling.bias) <= LARGEST) | (sampling.bias == -jnp.inf))):
             raise ValueError(f"bias must be of numbers of at most {LARGEST:g}, or -inf")
+
+
+def _check_truncation(truncation, some):
+    if some(~((truncation.top_p > 0) & (truncation.top_p <= 1))):
+        raise ValueError("top_p must lie in (0, 1]")
+    if some(~((truncation.min_p >= 0) & (truncation.min_p <= 1))):
+        raise ValueError("min_p must lie in [0, 1]")
 
 
 def _check_penalties(penalties, some):

@@ -11,6 +11,7 @@ from specjax.penalties import Penalties
 from specjax.requests import INT32_MAX, Row
 from specjax.sampling import Sampling
 from specjax.sampling_params import SamplingParams
+from specjax.truncation import Truncation
 from specjax.types import NO_TOKEN, Request
 
 IDLE = SamplingParams(temperature=0.0)
@@ -69,9 +70,7 @@ def sampling_arrays(
     any_minimum = any(one.min_tokens for one in params)
     return Sampling(
         temperature=_floats(one.temperature for one in params),
-        top_k=jnp.array([min(max(one.top_k, 0), INT32_MAX) for one in params], jnp.int32),
-        top_p=_floats(one.top_p for one in params),
-        min_p=_floats(one.min_p for one in params),
+        truncation=_truncation(params),
         bias=_bias(params, vocab_size),
         penalties=_penalties(params),
         min_tokens=_integers(min(one.min_tokens, INT32_MAX) for one in params)
@@ -112,6 +111,16 @@ def _bias(params, vocab_size):
         for id, value in (one.logit_bias or {}).items():
             row[id] += value
     return jnp.asarray(bias)
+
+
+def _truncation(params):
+    if all(one.top_k <= 0 and one.top_p >= 1 and one.min_p <= 0 for one in params):
+        return None
+    return Truncation(
+        top_k=_integers(min(max(one.top_k, 0), INT32_MAX) for one in params),
+        top_p=_floats(one.top_p for one in params),
+        min_p=_floats(one.min_p for one in params),
+    )
 
 
 def _penalties(params):

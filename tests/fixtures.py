@@ -291,13 +291,16 @@ def _row_law(values, row, logits):
     if values.temperature[row] < 1e-5:
         return np.where(np.arange(len(logits)) == np.argmax(logits), 0.0, -np.inf)
     law = _normalised(logits / np.float64(values.temperature[row]))
+    cuts = values.truncation
+    if cuts is None:
+        return law
     order = np.argsort(-law, kind="stable")
-    if values.min_p[row] > 0:
-        law = _normalised(np.where(np.exp(law - law.max()) >= values.min_p[row], law, -np.inf))
-    if 0 < values.top_k[row] < len(law):
-        law = _normalised(_only(law, order[: values.top_k[row]]))
-    if values.top_p[row] < 1:
-        reached = np.cumsum(np.exp(law[order])) >= values.top_p[row]
+    if cuts.min_p[row] > 0:
+        law = _normalised(np.where(np.exp(law - law.max()) >= cuts.min_p[row], law, -np.inf))
+    if 0 < cuts.top_k[row] < len(law):
+        law = _normalised(_only(law, order[: cuts.top_k[row]]))
+    if cuts.top_p[row] < 1:
+        reached = np.cumsum(np.exp(law[order])) >= cuts.top_p[row]
         law = _normalised(_only(law, order[: np.argmax(reached) + 1] if reached.any() else order))
     return law
 

@@ -500,37 +500,42 @@ def test_looking_whether_a_place_is_writable_leaves_no_trace(tmp_path):
 # --- the real model -------------------------------------------------------------------------------
 
 
+# Shared by two tests, which so share compiled programs.
+ON_THE_REAL_MODEL = ("--dtype", "float32", "--num-prompts", 4, "--num-speculative-tokens", 5)
+
+
 @pytest.mark.network
-def test_greedy_and_coupled_speculation_say_what_plain_decoding_says(run, tmp_path):
-    """SmolLM2 in float32, three prompts of 48 tokens, five drafts, alone and four at a time."""
+def test_greedy_and_coupled_speculation_say_what_plain_decoding_says(run, tmp_path, scale):
+    """SmolLM2, four prompts, five drafts, side by side; at full scale one by one, too."""
     out = tmp_path / "certificate.json"
+    batches, tokens = scale((4,), (1, 4)), scale(24, 48)
     status, text, _ = run(
-        *("certify", "--identity", "--num-prompts", 3, "--max-tokens", 48),
-        *("--num-speculative-tokens", 5, "--batch", 1, 4, "--json", out),
+        *("certify", "--identity", *ON_THE_REAL_MODEL, "--max-tokens", tokens),
+        *("--batch", *batches, "--json", out),
     )
     assert status == 0, text
-    assert "\nidentical: 576 tokens" in text
+    assert f"\nidentical: {4 * tokens * 2 * len(batches)} tokens" in text
     findings = json.loads(out.read_text())
     assert [(one["mode"], one["batch"]) for one in findings] == [
-        (mode, batch) for mode in ("greedy", "coupled") for batch in (1, 4)
+        (mode, batch) for mode in ("greedy", "coupled") for batch in batches
     ]
     for one in findings:
-        assert one["faults"] == 0 and one["tokens"] == 144
+        assert one["faults"] == 0 and one["tokens"] == 4 * tokens
         assert one["tokens_per_target_forward"] > 1
 
 
 @pytest.mark.network
 def test_greedy_output_is_rescored_by_the_plain_model(run, tmp_path):
-    """SmolLM2, one prompt of 16 tokens, five drafts."""
+    """SmolLM2, four prompts of 24 tokens, five drafts."""
     out = tmp_path / "greedy.json"
     status, text, _ = run(
-        *("certify", "--greedy", "--dtype", "float32", "--num-prompts", 1, "--max-tokens", 16),
-        *("--num-speculative-tokens", 5, "--batch", 1, "--json", out),
+        *("certify", "--greedy", *ON_THE_REAL_MODEL, "--max-tokens", 24),
+        *("--batch", 4, "--json", out),
     )
     assert status == 0, text
-    assert "the plain model's best, or nearly tied: 16 tokens" in text
+    assert "the plain model's best, or nearly tied: 96 tokens" in text
     (found,) = json.loads(out.read_text())
-    assert (found["dtype"], found["tokens"], found["faults"]) == ("float32", 16, 0)
+    assert (found["dtype"], found["tokens"], found["faults"]) == ("float32", 96, 0)
 
 
 @pytest.mark.network

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.sampling import SORTED, Sampling, first_argmax, log_probs
+from specjax.sampling import Sampling, first_argmax, log_probs
 from specjax.sharding import make_mesh
 from specjax.testing import reference
 from specjax.testing.pearson import pearson
+from specjax.truncation import SORTED
 
 pytestmark = pytest.mark.fast
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from accept.instances import law_pairs, padded_chains, random_trees
 from accept.registry import LAWS, LOSSY, TREE_LAWS
+from fixtures import FULL_SCALE
 
 from specjax import tree
 from specjax.accept import RULES
@@ -33,6 +34,9 @@ ROUNDING = 1e-9
 # Each rule with its own way of drawing, and with drafts drawn plainly, which it must bear too.
 DRAWN = [(name, draws) for name, rule in LAWS.items() for draws in {"sample": 0, rule.draws: 0}]
 TREES_DRAWN = [(name, draws) for name, draws in DRAWN if name in TREE_LAWS]
+# Vocabulary, drafted tokens or nodes, and how often: more than 200 instances in all.
+CHAINS = [(3, 4, 8), (4, 3, 7), (5, 2, 7)] if FULL_SCALE else [(3, 3, 21)]
+TREES = [(3, 7, 11), (4, 5, 11)] if FULL_SCALE else [(3, 6, 21)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -70,7 +74,7 @@ def trees(vocabulary, nodes, repeats):
 
 
 @pytest.mark.parametrize("name, draws", DRAWN)
-@pytest.mark.parametrize("vocabulary, drafted, repeats", [(3, 4, 8), (4, 3, 7), (5, 2, 7)])
+@pytest.mark.parametrize("vocabulary, drafted, repeats", CHAINS)
 def test_chains_drawn_from_a_law_are_verified_without_loss(
     name, draws, vocabulary, drafted, repeats
 ):
@@ -90,10 +94,10 @@ def test_chains_of_point_masses_are_verified_without_loss(name):
 
 
 @pytest.mark.parametrize("name", TREE_LAWS)
-@pytest.mark.parametrize("vocabulary, nodes", [(3, 7), (4, 6)])
-def test_trees_of_fixed_children_are_verified_without_loss(name, vocabulary, nodes):
+@pytest.mark.parametrize("vocabulary, nodes, repeats", TREES)
+def test_trees_of_fixed_children_are_verified_without_loss(name, vocabulary, nodes, repeats):
     """And as many are accepted as `matching` does, which is optimal there."""
-    log_p, _, parents, tokens = trees(vocabulary, nodes, repeats=11)
+    log_p, _, parents, tokens = trees(vocabulary, nodes, repeats)
     assert_trees_are_varied(parents, vocabulary)
     error, accepted = verified_when_fixed(TREE_LAWS[name], log_p, parents, tokens)
     assert np.max(error) < ROUNDING
@@ -102,7 +106,7 @@ def test_trees_of_fixed_children_are_verified_without_loss(name, vocabulary, nod
 
 
 @pytest.mark.parametrize("name, draws", TREES_DRAWN)
-@pytest.mark.parametrize("vocabulary, nodes, repeats", [(3, 7, 11), (4, 5, 11)])
+@pytest.mark.parametrize("vocabulary, nodes, repeats", TREES)
 def test_trees_drawn_without_replacement_are_verified_without_loss(
     name, draws, vocabulary, nodes, repeats
 ):
@@ -116,7 +120,7 @@ def mean_accepted(name, *instances):
     return np.asarray(verified_when_drawn(LAWS[name], *instances)[2])
 
 
-@pytest.mark.parametrize("vocabulary, drafted, repeats", [(3, 4, 8), (4, 3, 7), (5, 2, 7)])
+@pytest.mark.parametrize("vocabulary, drafted, repeats", CHAINS)
 def test_block_verification_never_accepts_less_than_rejection(vocabulary, drafted, repeats):
     """And leaf to root on a chain, or sibling by sibling, is the one or the other."""
     instances = chains(vocabulary, drafted, repeats)

@@ -52,6 +52,11 @@ def normalised(logits):
     return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
+def _truncation(sampling, row):
+    whole = sampling.truncation
+    return {} if whole is None else {name: value[row] for name, value in vars(whole).items()}
+
+
 def assert_right(subject, prompts, result, sampling=EACH_WAY):
     """Every emitted token against the target on the whole output, in float64."""
     tokens = np.asarray(result.tokens)
@@ -59,7 +64,7 @@ def assert_right(subject, prompts, result, sampling=EACH_WAY):
     for row, size in enumerate(prompts.length):
         places = np.arange(size, result.length[row])
         own = Sampling.create(
-            len(places), temperature=sampling.temperature[row], top_k=sampling.top_k[row]
+            len(places), temperature=sampling.temperature[row], **_truncation(sampling, row)
         )
         before, said = law[row, places - 1], tokens[row, places]
         processed = oracle_log_probs(own, before)

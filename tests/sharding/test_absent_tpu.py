@@ -50,7 +50,7 @@ def abstract_request() -> Request:
         limit=ids(ROWS),
         eos_ids=ids(ROWS, 4),
         keys=jax.eval_shape(lambda: jax.random.split(jax.random.key(0), ROWS)),
-        sampling=jax.eval_shape(lambda: Sampling.create(ROWS)),
+        sampling=jax.eval_shape(lambda: Sampling.create(ROWS, top_p=1.0)),
     )
 
 
