@@ -22,7 +22,15 @@ from convert.tiny_checkpoints import (
 )
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ckpt_convert import ConversionError, convert, load, load_config, read_manifest, store
+from ckpt_convert import (
+    ConversionError,
+    arrays,
+    atomic_folder,
+    convert,
+    load,
+    load_config,
+    read_manifest,
+)
 from ckpt_convert.__main__ import main
 
 
@@ -118,16 +126,16 @@ def test_force_never_replaces_what_is_no_checkpoint(source, tmp_path):
 
 STOPPED_HALFWAY = """
 import sys, time
-from ckpt_convert import conversion, store
+from ckpt_convert import arrays, conversion
 
-write_arrays = store._save_arrays
+write_arrays = arrays.save
 
 def stop_after_writing(*arguments):
     write_arrays(*arguments)
     print("arrays written", flush=True)
     time.sleep(600)
 
-store._save_arrays = stop_after_writing
+arrays.save = stop_after_writing
 conversion.convert(*sys.argv[1:])
 """
 
@@ -162,9 +170,9 @@ def test_a_killed_conversion_leaves_nothing_that_loads(
 
 def test_a_running_conversion_is_not_swept_away(source, tmp_path):
     destination = tmp_path / "converted"
-    with store._partial_sibling(destination) as running:
+    with atomic_folder.partial_sibling(destination) as running:
         (running / "half").write_text("written")
-        store.sweep(destination)
+        atomic_folder.sweep(destination)
         assert (running / "half").exists()
     assert leftovers(tmp_path) == []
 
@@ -271,8 +279,8 @@ def test_arrays_arrive_on_their_shards(converted):
 
 def test_arrays_of_several_chunks_are_read_right(source, tmp_path, monkeypatch):
     """Real models have parameters of more than one chunk; small ones get there by small chunks."""
-    monkeypatch.setattr(store, "CHUNK", 4096)
-    monkeypatch.setattr(store, "ALONE", 4096)
+    monkeypatch.setattr(arrays, "CHUNK", 4096)
+    monkeypatch.setattr(arrays, "ALONE", 4096)
     convert(source, tmp_path / "converted")
     assert_same_tree(load(tmp_path / "converted").params, expected_params(hf_tensors("llama")))
 
