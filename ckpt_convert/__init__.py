@@ -1,7 +1,8 @@
 """Checkpoints of other formats into Orbax: Hugging Face safetensors and GGUF, without PyTorch.
 
 ``resolve`` turns a name, a folder or a file into a checkpoint folder, ``load`` reads one into JAX
-arrays, and ``python -m ckpt_convert SRC DST`` converts by hand.
+arrays, ``inspect`` says what a source holds, ``export`` writes a checkpoint back as a Hugging Face
+folder, and ``python -m ckpt_convert SRC DST`` converts by hand.
 """
 
 from typing import TYPE_CHECKING
@@ -11,8 +12,11 @@ from ckpt_convert.errors import ConversionError as ConversionError
 if TYPE_CHECKING:
     from ckpt_convert.conversion import Conversion as Conversion
     from ckpt_convert.conversion import convert as convert
+    from ckpt_convert.conversion import inspect as inspect
     from ckpt_convert.fetch import resolve as resolve
     from ckpt_convert.fetch import smollm2 as smollm2
+    from ckpt_convert.hf_export import export as export
+    from ckpt_convert.inspection import Finding as Finding
     from ckpt_convert.store import Checkpoint as Checkpoint
     from ckpt_convert.store import Manifest as Manifest
     from ckpt_convert.store import load as load
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Conversion": "conversion",
+    "Finding": "inspection",
     "convert": "conversion",
+    "export": "hf_export",
+    "inspect": "conversion",
     "resolve": "fetch",
     "smollm2": "fetch",
     "Checkpoint": "store",

@@ -134,7 +134,7 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        hooks = _without_stragglers(hooks[0]), *hooks[1:]
+        hooks = _without_stragglers(hooks[0]), _without_stragglers(hooks[1]), hooks[2]
         raise
     finally:
         logger.setLevel(level)
@@ -142,10 +142,12 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_stragglers(report: Callable[..., Any]) -> Callable[..., Any]:
-    """``report`` but for threads that find the event loop of a failed writer gone."""
+    """``report`` but for threads that find the event loop of a failed reader or writer gone."""
 
-    def hook(kind, fault, trace):
+    def hook(*said):
+        # An excepthook gets type, value and trace; an unraisablehook one object that has them.
+        fault = said[1] if len(said) > 1 else said[0].exc_value
         if str(fault) != "Event loop is closed":
-            report(kind, fault, trace)
+            report(*said)
 
     return hook

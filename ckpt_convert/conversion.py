@@ -1,17 +1,19 @@
-"""The conversion itself: a source, its plan, its parameters, a checkpoint folder."""
+"""The conversion itself: a source, what was found in it, its parameters, a checkpoint folder."""
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from ckpt_convert import store
+from ckpt_convert import arrays, inspection, store
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
-from ckpt_convert.safetensors_source import DTYPES, SafetensorsSource, sha256
-from ckpt_convert.tensors import Placement, place, plan
+from ckpt_convert.inspection import Finding
+from ckpt_convert.safetensors_source import DTYPES, PICKLES, SafetensorsSource, sha256
+from ckpt_convert.source import Source
+from ckpt_convert.tensors import Placement, place
 from specjax.models.decoder import DecoderConfig
 
 AUTO = "auto"
@@ -20,7 +22,7 @@ STORED_DTYPES = {"float32": DTYPES["F32"], "bfloat16": DTYPES["BF16"], "float16"
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion found and wrote."""
+    """What a conversion found and wrote; ``nbytes`` of parameters, in ``seconds``."""
 
     destination: Path
     family: str
@@ -30,25 +32,26 @@ class Conversion:
     tensors: int
     ignored: dict[str, str]
     tokenizer_files: tuple[str, ...]
+    nbytes: int
+    seconds: float
 
     def __str__(self) -> str:
-        windowed = sum(window is not None for window in self.config.windows)
-        lines = [
-            f"family      {self.family}",
-            f"parameters  {self.parameters / 1e6:,.1f} million, {self.dtype}",
-            f"vocabulary  {self.config.vocab_size:,}",
-            f"context     {self.config.max_position:,}"
-            + (f", {windowed} layers with a sliding window" if windowed else ""),
-            f"tensors     {self.tensors}",
-            *(f"ignored     {name}: {reason}" for name, reason in self.ignored.items()),
-            "tokenizer   " + (", ".join(self.tokenizer_files) or "none: token ids only"),
-            f"written     {self.destination}",
-        ]
-        return "\n".join(lines)
+        size = f"{self.nbytes / 1e6:,.1f} MB of {self.dtype}"
+        return f"written     {self.destination}: {size} in {self.seconds:.1f} s"
 
 
-def open_source(path: Path) -> SafetensorsSource | GGUFSource:
+def open_source(path: Path) -> Source:
     """The reader for ``path``; raises ``ConversionError`` where there is none."""
+    try:
+        return _reader(path)
+    except OSError as fault:
+        raise ConversionError(
+            f"{fault.filename or path} cannot be read: {fault.strerror}; check the file and its "
+            "permissions"
+        ) from None
+
+
+def _reader(path: Path) -> Source:
     if path.is_dir():
         if store.is_checkpoint(path):
             raise ConversionError(f"{path} is a specjax checkpoint already")
@@ -57,53 +60,94 @@ def open_source(path: Path) -> SafetensorsSource | GGUFSource:
         raise ConversionError(f"{path} does not exist")
     if path.suffix == ".gguf":
         return GGUFSource(path)
+    if path.suffix in PICKLES:
+        raise ConversionError(
+            f"{path} is a PyTorch pickle, which is never executed; have Transformers save the "
+            "model as safetensors"
+        )
     raise ConversionError(
         f"{path} is no checkpoint that can be read: give a .gguf file, or the folder that holds "
         "config.json and the safetensors"
     )
 
 
+def inspect(source: str | Path, *, dtype: str = AUTO) -> Finding:
+    """What ``source`` holds and all faults that keep it from being converted; writes nothing.
+
+    Raises ``ConversionError`` for a source that cannot be opened at all.
+    """
+    return inspection.look(open_source(Path(source)), Path(source), _stored_dtype(dtype))
+
+
 def convert(
-    source: str | Path, destination: str | Path, *, dtype: str = AUTO, overwrite: bool = False
+    source: str | Path,
+    destination: str | Path,
+    *,
+    dtype: str = AUTO,
+    overwrite: bool = False,
+    found: Callable[[Finding], None] = lambda finding: None,
 ) -> Conversion:
     """Convert a Hugging Face folder or a GGUF file into a checkpoint folder.
 
     ``dtype``: auto (the source's own; float32 for a quantised GGUF), float32, bfloat16 or float16.
-    Memory stays near one copy of the model. Raises ``ConversionError`` for any source that cannot
-    be read or mapped in full and any destination that cannot be written; nothing is left then.
+    ``found`` is told what the source holds before any tensor is read. Memory stays near one copy
+    of the model. Raises ``ConversionError`` for any source that cannot be read or mapped in full
+    and any destination that cannot be written; nothing is left then.
     """
-    if dtype != AUTO and dtype not in STORED_DTYPES:
-        known = ", ".join([AUTO, *STORED_DTYPES])
-        raise ConversionError(f"dtype {dtype!r} is not known (known: {known})")
-    destination = Path(destination)
+    began = time.perf_counter()
+    wanted, destination = _stored_dtype(dtype), Path(destination)
     store.refuse_existing(destination, overwrite)
     reader = open_source(Path(source))
-    placements, ignored = plan(reader.tensors, reader.rules, reader.ignored, reader.config)
-    stored = reader.dtype if dtype == AUTO else STORED_DTYPES[dtype]
-    params = place(reader.read, progress(placements), reader.config, stored)
+    finding = inspection.look(reader, Path(source), wanted)
+    finding.refuse_faults()
+    found(finding)
+    params = place(_read(reader), progress(finding.placements), reader.config, finding.dtype)
     manifest = store.Manifest(
         family=reader.family.name,
         config=reader.config,
-        dtype=stored.name,
+        dtype=finding.dtype.name,
         eos_ids=reader.eos_ids,
         bos_id=reader.bos_id,
         source=Path(source).name,
         source_sha256=sha256(reader.files),
+        tokenizer_files=tuple(finding.tokenizer),
         generation=reader.generation,
     )
-    manifest = store.save(
-        destination, params, manifest, reader.write_tokenizer, overwrite=overwrite
-    )
+    beside = finding.tokenizer | {
+        f"{store.SOURCE}/{name}": content for name, content in reader.original_files().items()
+    }
+    store.save(destination, params, manifest, beside, overwrite=overwrite)
     return Conversion(
         destination=destination,
         family=manifest.family,
         config=manifest.config,
         dtype=manifest.dtype,
-        parameters=sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params)),
-        tensors=len(placements),
-        ignored=ignored,
+        parameters=finding.parameters,
+        tensors=len(finding.placements),
+        ignored=finding.ignored,
         tokenizer_files=manifest.tokenizer_files,
+        nbytes=arrays.nbytes(params),
+        seconds=time.perf_counter() - began,
     )
+
+
+def _stored_dtype(dtype: str) -> np.dtype | None:
+    if dtype != AUTO and dtype not in STORED_DTYPES:
+        known = ", ".join([AUTO, *STORED_DTYPES])
+        raise ConversionError(f"dtype {dtype!r} is not known (known: {known})")
+    return STORED_DTYPES.get(dtype)
+
+
+def _read(reader: Source) -> Callable[[str], np.ndarray]:
+    def read(name: str) -> np.ndarray:
+        try:
+            return reader.read(name)
+        except OSError as fault:
+            raise ConversionError(
+                f"{name} cannot be read: {fault.strerror}; check the disk that holds the source"
+            ) from None
+
+    return read
 
 
 def progress(placements: list[Placement]) -> Iterator[Placement]:

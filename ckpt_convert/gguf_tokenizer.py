@@ -7,7 +7,6 @@ the pre-tokenizer, normaliser and BOS habit that its models' own ``tokenizer.jso
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckpt_convert.errors import ConversionError
@@ -73,21 +72,22 @@ SPLITTINGS = {
 }
 
 
-def write_tokenizer(fields: Mapping[str, Any], destination: Path) -> list[str]:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` from GGUF metadata; returns the names.
+def tokenizer_files(fields: Mapping[str, Any]) -> dict[str, bytes]:
+    """``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, {} where it has no tokens.
 
     Raises ``ConversionError`` naming a tokenizer model or pre-tokenizer that is not known.
     """
     vocabulary = _field(fields, "tokens")
     if vocabulary is None:
-        return []
+        return {}
     build = _builder(_field(fields, "model"))
     tokenizer, add_bos = build(fields)
-    tokenizer.save(str(destination / "tokenizer.json"))
     settings = _tokenizer_config(fields, vocabulary, add_bos)
-    text = json.dumps(settings, indent=2, ensure_ascii=False)
-    (destination / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    return ["tokenizer.json", "tokenizer_config.json"]
+    texts = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False),
+    }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def _field(fields: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ckpt_convert import atomic_folder
 from ckpt_convert.errors import ConversionError
@@ -72,24 +74,25 @@ def save(
     path: Path,
     params: Mapping[str, Any],
     manifest: Manifest,
-    write_files: Callable[[Path], list[str]],
+    beside: Mapping[str, bytes],
     *,
     overwrite: bool = False,
 ) -> Manifest:
     """Write a checkpoint folder in one step: into a sibling first, renamed when complete.
 
-    ``write_files`` writes what goes with the arrays into a folder and returns the names of the
-    tokenizer's files. Returns the manifest as written. Raises ``ConversionError`` where ``path``
-    exists and ``overwrite`` is false, and where the disk is full or not writable; nothing is left
-    behind then.
+    ``beside`` holds what goes with the arrays: the contents of files by their path in the folder.
+    Returns the manifest as written. Raises ``ConversionError`` where ``path`` exists and
+    ``overwrite`` is false, and where the disk is full or not writable; nothing is left behind then.
     """
     from ckpt_convert import arrays
 
     refuse_existing(path, overwrite)
     with atomic_folder.written_whole(path, arrays.nbytes(params)) as partial:
         arrays.save(partial / ARRAYS, params)
-        names = tuple(write_files(partial))
-        manifest = dataclasses.replace(manifest, tokenizer_files=names, files=_sizes(partial))
+        for name, content in beside.items():
+            (partial / name).parent.mkdir(exist_ok=True)
+            (partial / name).write_bytes(content)
+        manifest = dataclasses.replace(manifest, files=_sizes(partial))
         text = json.dumps(_to_json(manifest), indent=2, ensure_ascii=False)
         (partial / MANIFEST).write_text(text, encoding="utf-8")
     return manifest
@@ -198,7 +201,8 @@ def load(
     """
     path = Path(path)
     manifest = read_manifest(path)
-    abstract = _abstract_params(manifest, dtype, shardings)
+    abstract = _abstract(manifest, manifest.dtype if dtype is None else dtype)
+    abstract = _placed(abstract, shardings)
     return Checkpoint(
         path=path,
         family=manifest.family,
@@ -217,7 +221,11 @@ def _restored(path: Path, abstract: Any) -> Any:
     try:
         return arrays.restore(path / ARRAYS, abstract)
     except Exception as fault:  # Orbax and TensorStore have no common type for damaged files
-        raise _corrupt(path, f"the arrays cannot be read ({_first_line(fault)})") from fault
+        raise _unreadable(path, fault) from fault
+
+
+def _unreadable(path: Path, fault: Exception) -> ConversionError:
+    return _corrupt(path, f"the arrays cannot be read ({_first_line(fault)})")
 
 
 def _first_line(fault: BaseException) -> str:
@@ -225,19 +233,37 @@ def _first_line(fault: BaseException) -> str:
     return lines[0][:200]
 
 
-def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
-    """Shape, dtype and sharding of every parameter."""
+def stream(path: Path, manifest: Manifest) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Each parameter's path in the tree and its values on the host, as stored, one at a time.
+
+    Raises ``ConversionError`` where they cannot be read.
+    """
+    from ckpt_convert import arrays
+
+    try:
+        yield from arrays.stream(path / ARRAYS, _abstract(manifest, manifest.dtype))
+    except Exception as fault:
+        raise _unreadable(path, fault) from fault
+
+
+def _abstract(manifest: Manifest, dtype: Any) -> Any:
+    """Shape and dtype of every parameter."""
     import jax
     import jax.numpy as jnp
 
     from ckpt_convert.tensors import parameter_shapes
 
-    wanted = jnp.dtype(dtype if dtype is not None else manifest.dtype)
-    abstract = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, wanted),
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
         parameter_shapes(manifest.config),
         is_leaf=lambda node: isinstance(node, tuple),
     )
+
+
+def _placed(abstract: Any, shardings: Any) -> Any:
+    """Shape, dtype and sharding of every parameter."""
+    import jax
+
     if callable(shardings):
         shardings = shardings(abstract)
     if shardings is None:

@@ -1,0 +1,134 @@
+"""A checkpoint written back as a Hugging Face folder is the source, bit for bit."""
+
+import json
+import os
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from convert.tiny_checkpoints import hf_config, hf_tensors, write_gguf, write_hf
+from safetensors.numpy import load_file
+
+from ckpt_convert import ConversionError, convert, export, load, safetensors_writer
+from ckpt_convert.__main__ import main
+
+pytestmark = pytest.mark.fast
+
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+INDEX = "model.safetensors.index.json"
+
+
+def assert_same_tensors(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert found[name].tobytes() == tensor.tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_the_round_trip_is_bit_exact(tmp_path, family, dtype):
+    tied = family == "qwen2"
+    tensors = hf_tensors(family, tied=tied, dtype=DTYPES[dtype])
+    config = hf_config(family, tie_word_embeddings=tied, torch_dtype=dtype, note="kept")
+    write_hf(tmp_path / "source", config, tensors, shards=2)
+    convert(tmp_path / "source", tmp_path / "converted")
+    done = export(tmp_path / "converted", tmp_path / "exported")
+    assert (done.tensors, done.files) == (len(tensors), 1)
+    assert_same_tensors(load_file(tmp_path / "exported" / "model.safetensors"), tensors)
+    assert json.loads((tmp_path / "exported" / "config.json").read_text()) == config
+
+
+def test_shards_with_their_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_writer, "SHARD", 20_000)
+    tensors = hf_tensors("llama", dtype=np.float16)
+    write_hf(tmp_path / "source", hf_config("llama"), tensors)
+    convert(tmp_path / "source", tmp_path / "converted")
+    done = export(tmp_path / "converted", tmp_path / "exported")
+    index = json.loads((tmp_path / "exported" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) == done.files > 2
+    assert files[0] == f"model-00001-of-{done.files:05d}.safetensors"
+    found = {}
+    for file in files:
+        inside = load_file(tmp_path / "exported" / file)
+        assert sum(tensor.nbytes for tensor in inside.values()) <= 20_000
+        assert all(index["weight_map"][name] == file for name in inside)
+        found |= inside
+    assert_same_tensors(found, tensors)
+    convert(tmp_path / "exported", tmp_path / "again")
+    expected, again = load(tmp_path / "converted"), load(tmp_path / "again")
+    jax.tree.map(np.testing.assert_array_equal, again.params, expected.params)
+
+
+def test_another_dtype_is_said_in_config_json(tmp_path):
+    config = hf_config("llama", torch_dtype="float32")
+    write_hf(tmp_path / "source", config, hf_tensors("llama"))
+    convert(tmp_path / "source", tmp_path / "converted", dtype="bfloat16")
+    export(tmp_path / "converted", tmp_path / "exported")
+    found = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert found == config | {"torch_dtype": "bfloat16"}
+    tensors = load_file(tmp_path / "exported" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_the_tokenizer_and_generation_settings_go_along(tmp_path):
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    (source / "generation_config.json").write_text('{"eos_token_id": [5, 2], "top_k": null}')
+    (source / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    convert(source, tmp_path / "converted")
+    export(tmp_path / "converted", tmp_path / "exported")
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        assert (tmp_path / "exported" / name).read_text() == (source / name).read_text()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("metadata", [{}, {"rope.scale_linear": 2.0}])
+def test_a_gguf_gets_a_config_json_of_its_own(tmp_path, architecture, metadata):
+    tensors = hf_tensors(architecture)
+    write_gguf(tmp_path / "model.gguf", architecture, tensors, metadata=metadata)
+    conversion = convert(tmp_path / "model.gguf", tmp_path / "converted")
+    export(tmp_path / "converted", tmp_path / "exported")
+    assert_same_tensors(load_file(tmp_path / "exported" / "model.safetensors"), tensors)
+    assert convert(tmp_path / "exported", tmp_path / "again").config == conversion.config
+
+
+def test_a_gguf_without_a_config_json_to_make_is_refused_by_name(tmp_path):
+    """Windows on every layer of a "llama" file: Hugging Face's Llama has none."""
+    metadata = {"attention.sliding_window": 8}
+    write_gguf(tmp_path / "model.gguf", "llama", hf_tensors("llama"), metadata=metadata)
+    convert(tmp_path / "model.gguf", tmp_path / "converted")
+    with pytest.raises(ConversionError, match=r"family llama .*convert it from the safetensors"):
+        export(tmp_path / "converted", tmp_path / "exported")
+    assert sorted(os.listdir(tmp_path)) == ["converted", "model.gguf"]
+
+
+def test_bad_exports_are_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    convert(source, tmp_path / "converted")
+    (tmp_path / "there").mkdir()
+    for named, arguments in {
+        "exists": (tmp_path / "converted", tmp_path / "there"),
+        "no specjax checkpoint": (source, tmp_path / "exported"),
+        "no folder": (tmp_path / "absent", tmp_path / "exported"),
+    }.items():
+        assert main(["export", *map(str, arguments)]) == 1
+        said = capsys.readouterr()
+        assert said.err.startswith("error: ") and said.err.count("\n") == 1
+        assert named in said.err and said.out == ""
+    assert not (tmp_path / "exported").exists()
+    assert main(["export", str(tmp_path / "converted"), str(tmp_path / "exported")]) == 0
+    assert "LlamaForCausalLM, 30 tensors in 1 files" in capsys.readouterr().out
+
+
+def test_damaged_arrays_leave_nothing(tmp_path):
+    write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    convert(tmp_path / "source", tmp_path / "converted")
+    for file in (tmp_path / "converted" / "params").rglob("manifest.ocdbt"):
+        file.write_bytes(b"\0" * file.stat().st_size)
+    with pytest.raises(ConversionError, match="incomplete or damaged"):
+        export(tmp_path / "converted", tmp_path / "exported")
+    assert sorted(os.listdir(tmp_path)) == ["converted", "source"]
