@@ -20,6 +20,11 @@ def convert_parser() -> argparse.ArgumentParser:
     made.add_argument("destination", help="the checkpoint folder to write")
     _add_dtype(made)
     made.add_argument(
+        "--shard-for",
+        metavar="MESH",
+        help="2x4 or data=2,model=4: each device of such a mesh will read its own bytes only",
+    )
+    made.add_argument(
         "--force", action="store_true", help="replace a checkpoint at the destination"
     )
     _add_json(made, "destination")
@@ -96,6 +101,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.source,
         options.destination,
         dtype=options.dtype,
+        shard_for=options.shard_for,
         overwrite=options.force,
         found=_silent if options.json else _say,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpt_convert import arrays, inspection, store
+from ckpt_convert import arrays, chunks, inspection, store
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
 from ckpt_convert.inspection import Finding
@@ -84,18 +84,22 @@ def convert(
     destination: str | Path,
     *,
     dtype: str = AUTO,
+    shard_for: str | None = None,
     overwrite: bool = False,
     found: Callable[[Finding], None] = lambda finding: None,
 ) -> Conversion:
     """Convert a Hugging Face folder or a GGUF file into a checkpoint folder.
 
     ``dtype``: auto (the source's own; float32 for a quantised GGUF), float32, bfloat16 or float16.
-    ``found`` is told what the source holds before any tensor is read. Memory stays near one copy
-    of the model. Raises ``ConversionError`` for any source that cannot be read or mapped in full
-    and any destination that cannot be written; nothing is left then.
+    ``shard_for``: a mesh, "2x4" or "data=2,model=4", each device of which shall read its own bytes
+    only; any other mesh can read the checkpoint too. ``found`` is told what the source holds before
+    any tensor is read. Memory stays near one copy of the model. Raises ``ConversionError`` for any
+    source that cannot be read or mapped in full and any destination that cannot be written; nothing
+    is left then.
     """
     began = time.perf_counter()
     wanted, destination = _stored_dtype(dtype), Path(destination)
+    mesh = None if shard_for is None else chunks.parse_mesh(shard_for)
     store.refuse_existing(destination, overwrite)
     reader = open_source(Path(source))
     finding = inspection.look(reader, Path(source), wanted)
@@ -116,7 +120,10 @@ def convert(
     beside = finding.tokenizer | {
         f"{store.SOURCE}/{name}": content for name, content in reader.original_files().items()
     }
-    store.save(destination, params, manifest, beside, overwrite=overwrite)
+    cut = None
+    if mesh is not None:
+        cut = chunks.chunk_shapes(reader.config, params, mesh, arrays.CHUNK)
+    store.save(destination, params, manifest, beside, chunks=cut, overwrite=overwrite)
     return Conversion(
         destination=destination,
         family=manifest.family,

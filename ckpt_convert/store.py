@@ -76,11 +76,13 @@ def save(
     manifest: Manifest,
     beside: Mapping[str, bytes],
     *,
+    chunks: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Manifest:
     """Write a checkpoint folder in one step: into a sibling first, renamed when complete.
 
     ``beside`` holds what goes with the arrays: the contents of files by their path in the folder.
+    ``chunks``: see ``arrays.save``.
     Returns the manifest as written. Raises ``ConversionError`` where ``path`` exists and
     ``overwrite`` is false, and where the disk is full or not writable; nothing is left behind then.
     """
@@ -88,7 +90,7 @@ def save(
 
     refuse_existing(path, overwrite)
     with atomic_folder.written_whole(path, arrays.nbytes(params)) as partial:
-        arrays.save(partial / ARRAYS, params)
+        arrays.save(partial / ARRAYS, params, chunks)
         for name, content in beside.items():
             (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_bytes(content)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "model")
 MESH_AXIS = {"rows": "data", "vocab": "model", "kv_heads": "model", "mlp": "model"}
@@ -41,7 +41,9 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
-def sharding(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
+def sharding(
+    mesh: Mesh | AbstractMesh, axes: tuple[str, ...], shape: tuple[int, ...]
+) -> NamedSharding:
     """Where an array with these logical axes lives; axes that are not named are not split.
 
     An axis that its mesh axis does not divide is replicated; for KV heads, whose replicas cost
@@ -69,7 +71,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(mesh: Mesh, axes: Any, params: Any) -> Any:
+def parameter_shardings(mesh: Mesh | AbstractMesh, axes: Any, params: Any) -> Any:
     """Shardings of a parameter tree from the logical axes of its leaves."""
     return jax.tree.map(
         lambda names, leaf: sharding(mesh, names, leaf.shape), axes, params, is_leaf=_is_axes
