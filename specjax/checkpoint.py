@@ -1,7 +1,8 @@
 """From a name or a folder to a model in memory, on one device or sharded over a mesh."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.models.decoder import DecoderTarget, unstack
+from specjax.sampling_params import SamplingParams
 from specjax.sharding import parameter_formats, parameter_shardings
 from specjax.text import Tokenizer
 
@@ -17,10 +19,24 @@ log = logging.getLogger("specjax")
 
 DTYPES = ("float32", "bfloat16", "float16")
 
+# Hugging Face's names for what `SamplingParams` holds.
+GENERATION = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
 
 @dataclass(frozen=True)
 class Model:
-    """A target with its parameters, its tokenizer and its limits."""
+    """A target with its parameters, its tokenizer and its limits.
+
+    Unpacks into the first three: ``target, params, tokenizer = load(...)``. ``generation`` holds
+    the sampling that the model's makers recommend, in Hugging Face's words.
+    """
 
     target: Any
     params: Any
@@ -29,6 +45,22 @@ class Model:
     vocab_size: int
     max_position: int
     dtype: str = "float32"
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.target, self.params, self.tokenizer))
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """What ``generation`` asks for, where a request asks for nothing itself."""
+        given = {
+            ours: self.generation[theirs]
+            for theirs, ours in GENERATION.items()
+            if self.generation.get(theirs) is not None
+        }
+        if self.generation.get("do_sample") is False:
+            given["temperature"] = 0.0
+        return SamplingParams(**given)
 
 
 def resolve_dtype(dtype: str) -> str:
@@ -42,19 +74,23 @@ def resolve_dtype(dtype: str) -> str:
     return dtype
 
 
-def load(model: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None) -> Model:
-    """Loads a checkpoint: a converted folder, a Hugging Face folder, a GGUF file or a known name.
+def load(model: str | Path, *, mesh: Mesh | None = None, dtype: str | None = None) -> Model:
+    """``(target, params, tokenizer)`` of a checkpoint folder, a Hugging Face folder, GGUF or name.
 
-    The latter three are converted once into the cache folder. Raises ValueError with one sentence
-    for anything that is not a sound checkpoint.
+    The latter three are converted once into the cache folder. ``mesh``: where the parameters go,
+    shard by shard as they are read; the host never holds the whole model. ``dtype``: of the
+    parameters and the cache, cast as they are read; None is the stored one, "auto" this machine's
+    best. Raises ValueError with one sentence for anything that is not a sound checkpoint.
     """
     from ckpt_convert import fetch, store
 
     if not isinstance(model, str | Path):
         raise ValueError(f"the model is {model!r}: give a name, a path or a loaded Model")
-    dtype = resolve_dtype(dtype)
+    dtype = None if dtype is None else resolve_dtype(dtype)
     folder = fetch.resolve(model)
-    config = store.load_config(folder)
+    manifest = store.read_manifest(folder)
+    config, dtype = manifest.config, dtype or manifest.dtype
+    tokenizer = Tokenizer.load(folder)
     target = DecoderTarget(config, dtype=dtype, stacked=True)
     shardings = None
     if mesh is not None:
@@ -69,12 +105,19 @@ def load(model: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None) ->
     return Model(
         target=target,
         params=params,
-        tokenizer=Tokenizer.load(folder),
-        eos_ids=tuple(checkpoint.eos_ids),
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(checkpoint.eos_ids, tokenizer.eos_id, config.vocab_size),
         vocab_size=config.vocab_size,
         max_position=config.max_position,
         dtype=dtype,
+        generation=checkpoint.generation,
     )
+
+
+def _eos_ids(named: Sequence[int], tokenizers: int | None, rows: int) -> tuple[int, ...]:
+    """Every id that ends a text: chat models often name one in the tokenizer's settings only."""
+    own = () if tokenizers is None or tokenizers >= rows else (tokenizers,)
+    return tuple(dict.fromkeys((*named, *own)))
 
 
 def _for_cpu(config, params):

@@ -80,7 +80,11 @@ class LLM:
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
         self._intake = Intake(
-            self.tokenizer, self.model.vocab_size, self.model.eos_ids, self.max_model_len
+            self.tokenizer,
+            self.model.vocab_size,
+            self.model.eos_ids,
+            self.max_model_len,
+            self.get_default_sampling_params(),
         )
         self._mesh, self._dtype = mesh, dtype
         self._requests = 0
@@ -127,8 +131,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues one or many prompts, given as text or token ids.
 
-        ``sampling_params`` is one for all or one a prompt. An interrupt (Ctrl-C) stops at the next
-        chunk and returns what is there, with finish reason "abort".
+        ``sampling_params`` is one for all or one a prompt; None is what the model's makers
+        recommend. An interrupt (Ctrl-C) stops at the next chunk and returns what is there, with
+        finish reason "abort".
         """
         asked = self._intake.take(prompts, sampling_params, self._programs.rule)
         rows = self._rows(asked)
@@ -168,6 +173,10 @@ class LLM:
     ) -> Iterator[Delta]:
         """`stream` for a conversation, or several."""
         return self.stream(self._intake.conversations(messages), sampling_params)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How the model's makers recommend to sample; plain sampling where they say nothing."""
+        return self.model.sampling_params
 
     def warmup(self, *, rows: int = 1, max_tokens: int | None = None) -> None:
         """Compiles the programs for ``rows`` rows of up to ``max_tokens`` tokens with the prompt.
