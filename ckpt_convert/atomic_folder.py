@@ -82,13 +82,12 @@ def sweep(path: Path) -> None:
     from filelock import FileLock, Timeout
 
     for leftover in sorted(path.parent.glob(f".{path.name}{PARTIAL}*")):
-        if leftover.name.endswith(LOCK):
-            continue
-        lock = _lock_of(leftover)
+        lock = leftover if leftover.name.endswith(LOCK) else _lock_of(leftover)
         with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
             if leftover.name.endswith(OLD) and not path.exists():
                 leftover.rename(path)
-            shutil.rmtree(leftover, ignore_errors=True)
+            elif leftover != lock:
+                shutil.rmtree(leftover, ignore_errors=True)
             lock.unlink(missing_ok=True)
 
 

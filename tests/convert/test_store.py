@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -122,50 +121,7 @@ def test_force_never_replaces_what_is_no_checkpoint(source, tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
 
 
-# A conversion that dies.
-
-STOPPED_HALFWAY = """
-import sys, time
-from ckpt_convert import arrays, conversion
-
-write_arrays = arrays.save
-
-def stop_after_writing(*arguments):
-    write_arrays(*arguments)
-    print("arrays written", flush=True)
-    time.sleep(600)
-
-arrays.save = stop_after_writing
-conversion.convert(*sys.argv[1:])
-"""
-
-
-def test_a_killed_conversion_leaves_nothing_that_loads(
-    source, tmp_path, converter_environment, run_converter
-):
-    destination = tmp_path / "converted"
-    child = subprocess.Popen(
-        [sys.executable, "-c", STOPPED_HALFWAY, str(source), str(destination)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=converter_environment,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "arrays written\n"
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert not destination.exists()
-    (partial,) = [
-        path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()
-    ]
-    assert any(partial.iterdir())
-    with pytest.raises(ConversionError, match="no specjax checkpoint"):
-        load(partial)
-
-    run = run_converter(source, destination)
-    assert run.returncode == 0, run.stderr
-    assert_same_tree(load(destination).params, expected_params(hf_tensors("llama")))
-    assert leftovers(tmp_path) == []
+# A conversion that does not end well; see test_killed.py too.
 
 
 def test_a_running_conversion_is_not_swept_away(source, tmp_path):
