@@ -1,7 +1,9 @@
 """Parameters to and from the disk, as Orbax stores them."""
 
+import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import sys
 import threading
@@ -59,13 +61,34 @@ def _handler(chunks: Mapping[int, tuple[int, ...]]) -> Any:
         # would read more than their own bytes, and nothing worse.
         async def _open_and_write(self, value, tspec, ts_context):
             shape = chunks.get(id(value))
-            if shape is not None:
-                for settings in _settings_of_chunks(tspec["metadata"]):
-                    settings["chunk_shape"] = list(shape)
-            await super()._open_and_write(value, tspec, ts_context)
+            if shape is None:
+                await super()._open_and_write(value, tspec, ts_context)
+                return
+            for settings in _settings_of_chunks(tspec["metadata"]):
+                settings["chunk_shape"] = list(shape)
+            async with turns:
+                await _write_chunks(value, shape, tspec, ts_context)
 
+    turns = asyncio.Lock()
     # Orbax would copy every array first, against changes that nobody makes here.
     return Chunked(deepcopy_host_arrays=False)
+
+
+async def _write_chunks(
+    value: np.ndarray, shape: tuple[int, ...], tspec: dict[str, Any], ts_context: Any
+) -> None:
+    """One chunk after the other: each must be copied into one piece, and only one at a time is."""
+    import tensorstore
+
+    stored = await tensorstore.open(
+        tensorstore.Spec(tspec), create=True, open=True, context=ts_context
+    )
+    starts = [range(0, size, step) for size, step in zip(value.shape, shape, strict=True)]
+    for start in itertools.product(*starts):
+        part = tuple(slice(at, at + step) for at, step in zip(start, shape, strict=True))
+        await stored[part].write(
+            np.ascontiguousarray(value[part]), can_reference_source_data_indefinitely=True
+        )
 
 
 def _settings_of_chunks(metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
