@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from convert.tiny_checkpoints import hf_config, hf_tensors, write_gguf, write_hf
+from models.hugging_face import MODELS, tokens, transformers_logits, transformers_model
 from safetensors.numpy import load_file
 
 from ckpt_convert import ConversionError, convert, export, load, safetensors_writer
@@ -132,3 +133,21 @@ def test_damaged_arrays_leave_nothing(tmp_path):
     with pytest.raises(ConversionError, match="incomplete or damaged"):
         export(tmp_path / "converted", tmp_path / "exported")
     assert sorted(os.listdir(tmp_path)) == ["converted", "source"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_the_export(tmp_path, name):
+    import transformers
+
+    model, _ = transformers_model(name, seed=5)
+    model.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "converted")
+    export(tmp_path / "converted", tmp_path / "exported")
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", attn_implementation="eager"
+    ).eval()
+    assert type(again) is type(model)
+    np.testing.assert_array_equal(
+        transformers_logits(again, tokens(6)), transformers_logits(model, tokens(6))
+    )
