@@ -100,7 +100,7 @@ def convert(
         config=manifest.config,
         dtype=manifest.dtype,
         parameters=sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params)),
-        tensors=len(placements),
+        tensors=len({placement.name for placement in placements}),
         ignored=ignored,
         tokenizer_files=manifest.tokenizer_files,
     )

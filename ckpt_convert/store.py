@@ -244,7 +244,6 @@ def read_manifest(path: str | Path) -> Manifest:
     incomplete.
     """
     from specjax.models.decoder import DecoderConfig
-    from specjax.models.rope import Rope
 
     path = Path(path)
     if not path.is_dir():
@@ -261,12 +260,10 @@ def read_manifest(path: str | Path) -> Manifest:
         )
     entries.pop("format")
     try:
-        config = entries.pop("config")
-        config["rope"] = Rope(**config["rope"])
-        config["windows"] = tuple(config["windows"])
+        config = DecoderConfig.from_json(entries.pop("config"))
         for name in ("eos_ids", "tokenizer_files"):
             entries[name] = tuple(entries[name])
-        manifest = Manifest(config=DecoderConfig(**config), **entries)
+        manifest = Manifest(config=config, **entries)
     except (KeyError, TypeError, ValueError) as fault:
         raise _corrupt(path, f"{MANIFEST} is damaged ({fault})") from None
     for name, size in manifest.files.items():
