@@ -155,6 +155,11 @@ class DecoderTarget:
     dtype: str = "float32"
     stacked: bool = True
 
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens that can be forwarded at all; None where only quality ends somewhere."""
+        return self.config.max_position if self.config.learned_positions else None
+
     def init_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache; bytes = 2 Y B K S W times the dtype's size."""
         config = self.config

@@ -120,7 +120,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
     "smollm3": ODD
-    | {"architecture": "SmolLM3ForCausalLM", "num_hidden_layers": 5, "pad_token_id": 0},
+    | {"architecture": "SmolLM3ForCausalLM", "no_rope_layer_interval": 2, "pad_token_id": 0},
     "olmo2": ODD | {"architecture": "Olmo2ForCausalLM"},
     "gpt2": {
         "architecture": "GPT2LMHeadModel",
