@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,12 @@ class TensorRule:
             tensor = tensor.astype(np.float32) + np.float32(self.add)
         return turn(tensor, self.turn, letter_sizes(config))
 
+    def undo(self, values: np.ndarray, config: DecoderConfig) -> np.ndarray:
+        """The inverse of `apply`: of a fused source tensor, this rule's block."""
+        left, right = self.turn.split("->")
+        tensor = turn(values, f"{right} -> {left}", letter_sizes(config))
+        return tensor - np.float32(self.add) if self.add else tensor
+
     def _block_sizes(self, config: DecoderConfig) -> list[int]:
         sizes = letter_sizes(config)
         return [math.prod(sizes[letter] for letter in block.split()) for block in self.blocks]
@@ -99,7 +105,7 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Placement:
-    """A tensor of the source, bound for a slice of a parameter; ``index`` is of layer and expert."""
+    """A source tensor bound for a slice of a parameter, whose layer and expert ``index`` names."""
 
     name: str
     rule: TensorRule
@@ -171,14 +177,7 @@ def plan(
 
     Raises ``ConversionError`` with *every* missing, unmapped and misshapen tensor at once.
     """
-    shapes = parameter_shapes(config)
-    wanted: dict[str, list[Placement]] = {}
-    for rule in rules:
-        if leaf(shapes, rule.path) is None:
-            continue
-        for spelled, index in rule.places(config):
-            name = next((name for name in spelled if name in tensors), spelled[0])
-            wanted.setdefault(name, []).append(Placement(name, rule, index))
+    wanted = bind(rules, config, tensors)
     left_out = {name: reason for name in tensors if (reason := _reason(name, ignored, wanted))}
     faults = [*_missing(wanted, tensors), *_unmapped(tensors, wanted, left_out)]
     faults += _misshapen(wanted, tensors, config)
@@ -186,6 +185,24 @@ def plan(
         raise ConversionError("the tensors do not fit the configuration: " + "; ".join(faults))
     found = [placement for name in tensors for placement in wanted.get(name, ())]
     return found, left_out
+
+
+def bind(
+    rules: Iterable[TensorRule], config: DecoderConfig, present: Container[str] = ()
+) -> dict[str, list[Placement]]:
+    """Every tensor of a model with this configuration, and where its parts belong.
+
+    Each has the first of its spellings that is ``present``, else the first.
+    """
+    shapes = parameter_shapes(config)
+    wanted: dict[str, list[Placement]] = {}
+    for rule in rules:
+        if leaf(shapes, rule.path) is None:
+            continue
+        for spelled, index in rule.places(config):
+            name = next((name for name in spelled if name in present), spelled[0])
+            wanted.setdefault(name, []).append(Placement(name, rule, index))
+    return wanted
 
 
 def _reason(name: str, ignored: Iterable[Ignored], wanted: Mapping[str, Any]) -> str | None:

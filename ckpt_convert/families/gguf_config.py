@@ -1,5 +1,6 @@
 """Reading GGUF metadata, whose keys start with the architecture's name."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -171,7 +172,10 @@ def _longrope(metadata: GGUFMetadata, pairs: int) -> dict[str, Any]:
             raise ConversionError(f"{name} holds {held} RoPE factors; {pairs} are needed")
     original = metadata.require("rope.scaling.original_context_length")
     factor = metadata.require("context_length") / original
-    stored = metadata.number("rope.scaling.attn_factor")
+    attention = longrope_attention_factor(factor, original)
+    stored = metadata.get("rope.scaling.attn_factor", attention)
+    if not math.isclose(stored, attention, rel_tol=1e-6):  # in single precision at best
+        attention = _shortest(stored)
     short, long = (
         tuple(_shortest(one) for one in metadata.rope_tensors[name])
         for name in (SHORT_FACTORS, LONG_FACTORS)
@@ -181,7 +185,7 @@ def _longrope(metadata: GGUFMetadata, pairs: int) -> dict[str, Any]:
         "original_max_position": original,
         "short_factors": short,
         "long_factors": long,
-        "attention_factor": stored or longrope_attention_factor(factor, original),
+        "attention_factor": attention,
     }
 
 

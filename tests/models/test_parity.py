@@ -28,6 +28,7 @@ from specjax.generate import generate
 from specjax.models import DecoderTarget
 from specjax.models.decoder import unstack
 from specjax.sampling import Sampling
+from specjax.sharding import make_mesh, parameter_shardings
 
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 2e-2
@@ -246,3 +247,15 @@ def test_longrope_takes_its_short_factors_where_the_context_served_is_short():
     ids = tokens()[:, :24]
     np.testing.assert_array_equal(_logits(short, params, ids), _logits(other, params, ids))
     assert np.abs(_logits(target, params, ids) - _logits(short, params, ids)).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3_moe"])
+def test_a_family_split_over_two_devices(name):
+    """Learned positions, norms over all heads, experts."""
+    target, params, expected = _golden_model(name)
+    mesh = make_mesh(data=1, model=2)
+    placed = jax.device_put(params, parameter_shardings(mesh, target.parameter_axes(), params))
+    layers = placed["layers"]
+    split = {name for name, leaf in layers.items() if not leaf.sharding.is_fully_replicated}
+    assert {"qkv", "out"} < split and split & {"up", "gate_up", "experts_gate_up"}
+    np.testing.assert_allclose(_logits(target, placed, tokens()), expected, atol=TOLERANCE, rtol=0)
