@@ -130,7 +130,7 @@ def convert(
         config=manifest.config,
         dtype=manifest.dtype,
         parameters=finding.parameters,
-        tensors=len(finding.placements),
+        tensors=sum(finding.kinds.values()),
         ignored=finding.ignored,
         tokenizer_files=manifest.tokenizer_files,
         nbytes=arrays.nbytes(params),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, gguf_family
-from ckpt_convert.families.gguf_config import ROPE_FACTORS, GGUFMetadata
+from ckpt_convert.families.gguf_config import ROPE_TENSORS, GGUFMetadata
 from ckpt_convert.gguf_tokenizer import tokenizer_files
 from ckpt_convert.safetensors_source import DTYPES, promote
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
@@ -41,7 +41,7 @@ class GGUFSource:
             name: TensorInfo(_shape(tensor), tensor.tensor_type.name)
             for name, tensor in self._stored.items()
         }
-        factors = self.read(ROPE_FACTORS) if ROPE_FACTORS in self._stored else None
+        factors = {name: self.read(name) for name in ROPE_TENSORS if name in self._stored}
         metadata = GGUFMetadata(self._fields, frozenset(self.tensors), factors)
         self.family = gguf_family(metadata.architecture)
         if self.family.from_gguf is None:

@@ -18,7 +18,7 @@ from ckpt_convert.families.family import Family
 from ckpt_convert.safetensors_source import DTYPES
 from ckpt_convert.safetensors_writer import SafetensorsWriter
 from ckpt_convert.store import Manifest
-from ckpt_convert.tensors import TensorRule, leaf, letter_sizes, parameter_shapes, turn
+from ckpt_convert.tensors import Placement, bind
 from specjax.models.decoder import DecoderConfig
 from specjax.models.rope import Rope
 
@@ -63,7 +63,7 @@ def export(
     family = _family(manifest)
     config = hf_config(source, manifest, family)
     wanted = _wanted(family, manifest.config)
-    shapes = {tensor.name: tensor.rule.shape(manifest.config) for tensor in wanted}
+    shapes = {name: parts[0].rule.shape(manifest.config) for name, parts in wanted.items()}
     kind = TYPE_NAMES[manifest.dtype]
     nbytes = sum(map(math.prod, shapes.values())) * DTYPES[kind].itemsize
     with atomic_folder.written_whole(destination, nbytes) as partial:
@@ -109,7 +109,7 @@ def hf_config(source: Path, manifest: Manifest, family: Family) -> dict[str, Any
     Raises ``ConversionError`` where neither reads back as the model that it is.
     """
     kept = source / store.SOURCE / "config.json"
-    made = json.loads(kept.read_bytes()) if kept.is_file() else _synthesised(manifest, family)
+    made = _text_model(kept, family) if kept.is_file() else _synthesised(manifest, family)
     for stale in ("quantization_config", "compression_config"):  # undone in the tensors
         made.pop(stale, None)
     made["torch_dtype" if "torch_dtype" in made else "dtype"] = manifest.dtype
@@ -123,6 +123,13 @@ def hf_config(source: Path, manifest: Manifest, family: Family) -> dict[str, Any
             "that says all of it; convert it from the safetensors, whose config.json is kept"
         )
     return made
+
+
+def _text_model(kept: Path, family: Family) -> dict[str, Any]:
+    """The configuration as it was; of a model with vision, that of the text model, which is all."""
+    config = json.loads(kept.read_bytes())
+    inner = config.get("text_config")
+    return inner | {"architectures": [family.architectures[0]]} if inner else config
 
 
 def _synthesised(manifest: Manifest, family: Family) -> dict[str, Any]:
@@ -147,74 +154,55 @@ def _synthesised(manifest: Manifest, family: Family) -> dict[str, Any]:
     return made | _synthesised_rope(config.rope)
 
 
-def _synthesised_rope(rope: Rope) -> dict[str, Any]:
-    scaling = {
-        "default": {},
-        "linear": {"factor": rope.factor},
-        "llama3": {
-            "factor": rope.factor,
+def _synthesised_rope(rope: Rope | None) -> dict[str, Any]:
+    """Of the types that say all in few numbers; what others make is seen to differ."""
+    if rope is None:
+        return {}
+    scaling = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling |= {
             "low_freq_factor": rope.low_freq_factor,
             "high_freq_factor": rope.high_freq_factor,
             "original_max_position_embeddings": rope.original_max_position,
-        },
-    }
-    if rope.kind not in scaling:
-        raise ConversionError(
-            f"RoPE of type {rope.kind!r} can't be written without the source's config.json; "
-            "convert it from the safetensors, whose config.json is kept"
-        )
-    if rope.kind == "default":
-        return {"rope_theta": rope.theta, "rope_scaling": None}
+        }
     return {
         "rope_theta": rope.theta,
-        "rope_scaling": {"rope_type": rope.kind} | scaling[rope.kind],
+        "rope_scaling": None if rope.kind == "default" else scaling,
     }
 
 
 # The tensors.
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One tensor to write: the rule to read backwards, and the layer (0 where there is none)."""
-
-    name: str
-    rule: TensorRule
-    layer: int
-
-
-def _wanted(family: Family, config: DecoderConfig) -> list[Wanted]:
-    """Every tensor of the model: the ends first, then layer by layer."""
-    shapes = parameter_shapes(config)
-    wanted = [
-        Wanted(name, rule, layer)
-        for rule in family.hf_rules
-        if leaf(shapes, rule.path) is not None
-        for layer, name in enumerate(rule.names(config))
-    ]
-    return sorted(wanted, key=lambda tensor: (tensor.rule.path[0] == "layers", tensor.layer))
+def _wanted(family: Family, config: DecoderConfig) -> dict[str, list[Placement]]:
+    """Every tensor of the model, the ends first, and the parts of parameters that it is made of."""
+    bound = bind(family.hf_rules, config)
+    return dict(sorted(bound.items(), key=lambda entry: entry[1][0].index[:1]))
 
 
 def _write_tensors(
-    writer: SafetensorsWriter, wanted: list[Wanted], source: Path, manifest: Manifest
+    writer: SafetensorsWriter,
+    wanted: dict[str, list[Placement]],
+    source: Path,
+    manifest: Manifest,
 ) -> None:
     """Each parameter is read once and taken apart into its tensors, wherever those lie."""
-    by_path: dict[tuple[str, ...], list[Wanted]] = {}
-    for tensor in wanted:
-        by_path.setdefault(tensor.rule.path, []).append(tensor)
+    by_path: dict[tuple[str, ...], list[list[Placement]]] = {}
+    for parts in wanted.values():
+        by_path.setdefault(parts[0].rule.path, []).append(parts)
     for path, values in progress(store.stream(source, manifest), len(by_path)):
-        for tensor in by_path[path]:
-            writer.write(tensor.name, backwards(values, tensor, manifest.config))
+        for parts in by_path[path]:
+            writer.write(parts[0].name, _backwards(values, parts, manifest.config))
         del values
 
 
-def backwards(values: np.ndarray, tensor: Wanted, config: DecoderConfig) -> np.ndarray:
+def _backwards(values: np.ndarray, parts: list[Placement], config: DecoderConfig) -> np.ndarray:
     """One tensor in the source's layout, out of the parameter that it went into."""
-    rule = tensor.rule
-    if rule.path[0] == "layers":
-        values = values[tensor.layer]
-    left, right = rule.turn.split("->")
-    return turn(values[rule.part(config)], f"{right} -> {left}", letter_sizes(config))
+    blocks = [
+        part.rule.undo(values[part.index][part.rule.part(config)], config)
+        for part in sorted(parts, key=lambda part: part.rule.block)
+    ]
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 def progress(

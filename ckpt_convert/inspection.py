@@ -99,7 +99,7 @@ def look(reader: Source, path: Path, dtype: np.dtype | None) -> Finding:
         placements, ignored = plan(reader.tensors, reader.rules, reader.ignored, reader.config)
     except ConversionError as fault:
         faults.append(str(fault))
-    names = [placement.name for placement in placements]
+    names = list(dict.fromkeys(placement.name for placement in placements))
     faults += [fault for name in names if (fault := reader.fault_of(name)) is not None]
     tokenizer: dict[str, bytes] = {}
     tokens = Vocabulary({})
@@ -110,7 +110,6 @@ def look(reader: Source, path: Path, dtype: np.dtype | None) -> Finding:
         faults.append(str(fault))
     if tokens.fault:
         faults.append(tokens.fault)
-    faults += _ids_beyond(reader)
     stored = reader.dtype if dtype is None else dtype
     kinds = Counter(reader.tensors[name].dtype for name in names)
     return Finding(
@@ -136,17 +135,6 @@ def _parameters(config: DecoderConfig) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def _ids_beyond(reader: Source) -> Iterator[str]:
-    rows = reader.config.vocab_size
-    named = [("end-of-sequence", id) for id in reader.eos_ids] + [("BOS", reader.bos_id)]
-    for what, id in named:
-        if id is not None and not 0 <= id < rows:
-            yield (
-                f"the {what} id {id} is beyond the vocabulary of {rows}; correct the source's "
-                "configuration"
-            )
-
-
 def _notes(
     reader: Source, tokens: Vocabulary, names: list[str], own: np.dtype | None
 ) -> Iterator[str]:
@@ -157,6 +145,10 @@ def _notes(
     if beyond:
         first = tokens.tokens[beyond[0]]
         yield f"{len(beyond)} tokens from {beyond[0]} ({first}) on have no row: they can't be used"
+    named = [*reader.eos_ids, *([] if reader.bos_id is None else [reader.bos_id])]
+    for id in dict.fromkeys(named):
+        if not 0 <= id < rows:
+            yield f"the id {id} that ends or begins a text is beyond the vocabulary: it never comes"
     wider = [name for name in names if own is not None and _is_wider(reader, name, own)]
     if wider:
         yield f"{len(wider)} tensors such as {wider[0]} are rounded to {own}"

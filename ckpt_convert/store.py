@@ -149,7 +149,7 @@ def read_manifest(path: str | Path) -> Manifest:
         )
     entries.pop("format")
     try:
-        config = _rebuilt(DecoderConfig, entries.pop("config"))
+        config = rebuilt(DecoderConfig, entries.pop("config"))
         for name in ("eos_ids", "tokenizer_files"):
             entries[name] = tuple(entries[name])
         manifest = Manifest(config=config, **entries)
@@ -164,15 +164,15 @@ def read_manifest(path: str | Path) -> Manifest:
     return manifest
 
 
-def _rebuilt(kind: Any, value: Any) -> Any:
+def rebuilt(kind: Any, value: Any) -> Any:
     """What ``dataclasses.asdict`` and JSON made of a value of this type: tuples, nested classes."""
     if isinstance(value, list):
-        return tuple(_rebuilt(kind, item) for item in value)
+        return tuple(rebuilt(kind, item) for item in value)
     made = _dataclass_of(kind) if isinstance(value, Mapping) else None
     if made is None:
         return value
     kinds = typing.get_type_hints(made)
-    return made(**{name: _rebuilt(kinds[name], item) for name, item in value.items()})
+    return made(**{name: rebuilt(kinds[name], item) for name, item in value.items()})
 
 
 def _dataclass_of(kind: Any) -> Any:

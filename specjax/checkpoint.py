@@ -116,8 +116,8 @@ def load(model: str | Path, *, mesh: Mesh | None = None, dtype: str | None = Non
 
 def _eos_ids(named: Sequence[int], tokenizers: int | None, rows: int) -> tuple[int, ...]:
     """Every id that ends a text: chat models often name one in the tokenizer's settings only."""
-    own = () if tokenizers is None or tokenizers >= rows else (tokenizers,)
-    return tuple(dict.fromkeys((*named, *own)))
+    every = dict.fromkeys((*named, *(() if tokenizers is None else (tokenizers,))))
+    return tuple(id for id in every if 0 <= id < rows)
 
 
 def _for_cpu(config, params):

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class LLM:
         self.model = model if isinstance(model, Model) else load(model, dtype=dtype, mesh=mesh)
         self.tokenizer = self.model.tokenizer
         self.max_model_len = self._model_len(max_model_len)
+        self.model = replace(self.model, target=self._served(self.model.target))
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
         self._intake = Intake(
@@ -379,7 +381,11 @@ class LLM:
                 f"{difference.mine!r}, the draft {difference.theirs!r}; draft with a model of the "
                 "same tokenizer"
             )
-        return Loaded(loaded.target, loaded.params, loaded.max_position)
+        return Loaded(self._served(loaded.target), loaded.params, loaded.max_position)
+
+    def _served(self, target):
+        """The target for contexts of ``max_model_len``, where that makes a difference to it."""
+        return target.within(self.max_model_len) if hasattr(target, "within") else target
 
 
 def _parsed(config: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:

@@ -2,7 +2,8 @@
 
 Every array names its axes once (`KVCache.axes`, `DecoderTarget.parameter_axes`); the table below
 says which mesh axis each one is split over. Rows go to ``data``; vocabulary, KV heads and MLP
-columns to ``model``.
+columns to ``model``. Experts are split like an MLP, by their columns: every device has a part of
+each, so that no token has to travel.
 """
 
 import warnings

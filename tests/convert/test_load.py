@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     source = write_hf(folder / "source", hf_config("qwen2", eos_token_id=[5, 2]), TENSORS)
     write_tokenizer(source, 61, eos_token="t7")
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
-    generation |= {"max_new_tokens": 2048, "eos_token_id": [5, 2]}
+    generation |= {"max_new_tokens": 2048, "eos_token_id": [5, 2, 64]}
     (source / "generation_config.json").write_text(json.dumps(generation))
     return convert(source, folder / "converted").destination
 
@@ -64,7 +64,7 @@ def test_onto_a_mesh(folder, dtype):
 
 
 def test_every_id_that_ends_a_text_counts(folder):
-    """Two in the configuration, and one that only the tokenizer names."""
+    """Two in the configuration, and one that only the tokenizer names; 64 is beyond the rows."""
     assert specjax.load(folder).eos_ids == (5, 2, 7)
 
 

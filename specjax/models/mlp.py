@@ -1,0 +1,42 @@
+"""The MLP of a layer: gated (Shazeer, arXiv 2002.05202) or plain."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.models.linear import linear
+
+Activation = Callable[[Float[Array, "*B"]], Float[Array, "*B"]]
+
+
+def _gelu_tanh(x):
+    return jax.nn.gelu(x, approximate=True)
+
+
+# "gelu_tanh" is the approximation by tanh, which other programs call gelu_new too.
+ACTIVATIONS: dict[str, Activation] = {"silu": jax.nn.silu, "gelu_tanh": _gelu_tanh}
+
+
+def gated_mlp(
+    x: Float[Array, "B T D"],
+    gate_up: Float[Array, "D 2 F"],
+    down: Float[Array, "F D"],
+    activation: Activation,
+) -> Float[Array, "B T D"]:
+    """(activation(x gate) * (x up)) down."""
+    gate, up = jnp.moveaxis(linear(x, gate_up), 2, 0)
+    return linear(activation(gate) * up, down)
+
+
+def plain_mlp(
+    x: Float[Array, "B T D"],
+    up: Float[Array, "D F"],
+    up_bias: Float[Array, " F"] | None,
+    down: Float[Array, "F D"],
+    activation: Activation,
+) -> Float[Array, "B T D"]:
+    """activation(x up + bias) down."""
+    inner = linear(x, up)
+    return linear(activation(inner if up_bias is None else inner + up_bias), down)
