@@ -23,6 +23,14 @@ TEKKEN_SPLIT = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _ENDING
+    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _ENDING
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ GPT2 = Splitting()
 SINGLE_DIGITS = Splitting(digits=True)
 LLAMA3 = Splitting(LLAMA3_SPLIT, whole_words=True, bos=True)
 QWEN2 = Splitting(QWEN2_SPLIT, nfc=True)
+CL100K = Splitting(LLAMA3_SPLIT)
+O200K = Splitting(O200K_SPLIT)
 TEKKEN = Splitting(TEKKEN_SPLIT, whole_words=True, bos=True)
 
 SPLITTINGS = {
@@ -66,6 +76,8 @@ SPLITTINGS = {
     "llama-v3": LLAMA3,
     "falcon3": LLAMA3,
     "smaug-bpe": LLAMA3,
+    "dbrx": CL100K,
+    "gpt-4o": O200K,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
     "tekken": TEKKEN,

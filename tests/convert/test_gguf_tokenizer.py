@@ -161,6 +161,8 @@ def tokens_of(fields, folder, text, **options) -> list[str]:
         ("smollm", "  123", ["ĠĠ", "1", "2", "3"]),
         ("qwen2", "  123", ["Ġ", "Ġ", "1", "2", "3"]),
         ("llama-bpe", "1231", ["123", "1"]),
+        ("dbrx", "1231", ["123", "1"]),
+        ("gpt-4o", "1231", ["123", "1"]),
         ("llama-bpe", "ab<tool call>c", ["ab", "<tool call>", "c"]),
         ("gpt-2", "abc<eos>", ["abc", "<eos>"]),
         ("gpt-2", "e\u0301", ["e", "Ì", "ģ"]),
