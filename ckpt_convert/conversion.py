@@ -65,6 +65,8 @@ def _reader(path: Path) -> Source:
             f"{path} is a PyTorch pickle, which is never executed; have Transformers save the "
             "model as safetensors"
         )
+    if path.suffix == ".safetensors":
+        raise ConversionError(f"{path} is a part of a model; give the folder with its config.json")
     raise ConversionError(
         f"{path} is no checkpoint that can be read: give a .gguf file, or the folder that holds "
         "config.json and the safetensors"

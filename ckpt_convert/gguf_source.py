@@ -10,7 +10,7 @@ from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, gguf_family
 from ckpt_convert.families.gguf_config import ROPE_TENSORS, GGUFMetadata
 from ckpt_convert.gguf_tokenizer import tokenizer_files
-from ckpt_convert.safetensors_source import DTYPES, promote
+from ckpt_convert.safetensors_source import DTYPES, promote, understood
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
 
 MAGIC = b"GGUF"
@@ -46,7 +46,7 @@ class GGUFSource:
         self.family = gguf_family(metadata.architecture)
         if self.family.from_gguf is None:
             raise ConversionError(f"{self.family.name} has no GGUF form; convert the safetensors")
-        self.config = self.family.from_gguf(metadata)
+        self.config = understood(self.family.from_gguf, metadata, file)
         self.rules: tuple[TensorRule, ...] = self.family.gguf_rules
         self.ignored: tuple[Ignored, ...] = IGNORED
         self.eos_ids = tuple(

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -47,6 +47,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+Config = TypeVar("Config")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATION_KEYS = (
     "do_sample",
@@ -89,10 +90,11 @@ class SafetensorsSource:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        _refuse_other_kinds(folder)
         config = read_json(folder / "config.json")
         quantised_source.refuse_unreadable(config, ())
         self.family = hf_family(config)
-        self.config = self.family.from_hf(config)
+        self.config = understood(self.family.from_hf, config, folder / "config.json")
         self.rules: tuple[TensorRule, ...] = self.family.hf_rules
         self.ignored: tuple[Ignored, ...] = IGNORED
         if not self.config.tie_embeddings:
@@ -153,6 +155,24 @@ class SafetensorsSource:
 
     def original_files(self) -> dict[str, bytes]:
         return _contents(self.folder, ("config.json", "generation_config.json"))
+
+
+def _refuse_other_kinds(folder: Path) -> None:
+    if (folder / "config.json").is_file():
+        return
+    for file in sorted(folder.glob("*.gguf")):
+        raise ConversionError(f"{folder} has no config.json; for its GGUF file give {file}")
+
+
+def understood(read: Callable[[Any], Config], settings: Any, file: Path) -> Config:
+    """``read(settings)``; raises ``ConversionError`` where a value is of no use to any model."""
+    try:
+        return read(settings)
+    except ConversionError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+        said = str(fault).strip().partition("\n")[0]
+        raise ConversionError(f"{file} describes no model ({said}); fetch it again") from fault
 
 
 def _contents(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
@@ -242,8 +262,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(stream.read(length))
         except (UnicodeDecodeError, json.JSONDecodeError):
             raise ConversionError(f"{file} is no safetensors file; fetch it again") from None
-    header.pop("__metadata__", None)
-    tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    try:
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    except (AttributeError, LookupError, TypeError) as fault:
+        raise ConversionError(f"{file} is damaged ({fault!r}); fetch it again") from None
     end = max((stored.start + stored.size for stored in tensors.values()), default=8 + length)
     if end > size:
         raise ConversionError(
@@ -261,6 +284,6 @@ def _stored(file: Path, data: int, name: str, entry: Mapping[str, Any]) -> Store
             f"{name} in {file} is of type {dtype}, which is not supported "
             f"(supported: {', '.join(STORED)})"
         )
-    if end - start != math.prod(shape) * STORED[dtype].itemsize:
+    if start < 0 or end - start != math.prod(shape) * STORED[dtype].itemsize:
         raise ConversionError(f"{name} in {file} has {end - start} bytes for {list(shape)} {dtype}")
     return StoredTensor(file, dtype, shape, data + start, end - start)

@@ -314,6 +314,40 @@ def test_an_empty_file_is_named(tmp_path, name):
     assert message == f"{tmp_path / name} is empty; fetch it again"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "wide"},
+        {"num_attention_heads": 5},
+        {"num_key_value_heads": [2]},
+        {"rope_scaling": 3},
+    ],
+)
+def test_a_config_that_describes_no_model_is_one_line(tmp_path, changes):
+    source = write_hf(tmp_path / "source", hf_config("llama", **changes), hf_tensors("llama"))
+    assert "describes no model" in refused(source)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[]", b'{"a": {}}', b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": 1}}'],
+)
+def test_a_damaged_header_is_named(tmp_path, header):
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    file = source / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert refused(source).startswith(f"{file} is damaged")
+
+
+def test_what_is_beside_a_model_is_told_from_it(tmp_path):
+    write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    message = refused(tmp_path / "source" / "model.safetensors")
+    assert "give the folder" in message
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model.gguf").write_bytes(b"GGUF")
+    assert str(tmp_path / "files" / "model.gguf") in refused(tmp_path / "files")
+
+
 class Bomb:
     """A pickle that leaves a file behind when it is loaded."""
 
