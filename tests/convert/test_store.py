@@ -246,7 +246,17 @@ def test_arrays_of_several_chunks_are_read_right(source, tmp_path, monkeypatch):
 PEAKS = """
 import sys
 from pathlib import Path
+import jax
 from ckpt_convert import convert, load
+from specjax.sharding import make_mesh, sharding
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+def split(shapes):
+    mesh = make_mesh(1, 4)  # every parameter's last axis
+    return jax.tree.map(
+        lambda leaf: sharding(mesh, ("",) * (leaf.ndim - 1) + ("mlp",), leaf.shape), shapes
+    )
 
 def peak():
     # Not getrusage: a process inherits the peak of the one that started it.
@@ -255,13 +265,14 @@ def peak():
     return int(line.split()[1]) * 1024
 
 tiny, large, folder = sys.argv[1:]
+shardings = split if folder.endswith("sharded") else None
 convert(tiny, folder + "/tiny")
-load(folder + "/tiny")
+load(folder + "/tiny", shardings=shardings)
 imported = peak()
 if folder.endswith("written"):
-    convert(large, folder + "/large")
+    convert(large, folder + "/large", shard_for="1x4")
 else:
-    load(large)
+    load(large, shardings=shardings)
 print(peak() - imported)
 """
 
@@ -277,13 +288,13 @@ def large_source(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own count")
-@pytest.mark.parametrize(("task", "copies"), [("written", 1.5), ("read", 2.2)])
+@pytest.mark.parametrize(("task", "copies"), [("written", 1.5), ("read", 2.2), ("sharded", 2.0)])
 def test_memory_stays_near_one_copy(
     source, large_source, tmp_path, converter_environment, task, copies
 ):
     model = (large_source / "model.safetensors").stat().st_size
     large = large_source
-    if task == "read":
+    if task != "written":
         large = tmp_path / "converted"
         convert(large_source, large)
     (tmp_path / task).mkdir()
