@@ -1,6 +1,7 @@
 """Gemma 3's text model: Gemma 2 with normed heads, and another RoPE in the windowed layers."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckpt_convert.families.family import Family
 from ckpt_convert.families.gemma2 import GEMMA_GGUF_RULES, GEMMA_RULES, gemma, gemma_gguf
@@ -67,7 +68,7 @@ def _ropes(settings: HFConfig) -> dict[str, Rope]:
     }
 
 
-def _own(settings: HFConfig) -> HFConfig:
+def _own(settings: HFConfig) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if not key.endswith("_attention")}
 
 

@@ -23,8 +23,8 @@ def attend(
     scores = jnp.einsum(
         "btkgw,bksw->bktgs", q, k, precision=precision, preferred_element_type=jnp.float32
     )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = jnp.where(seen[:, None, :, None, :], _capped(scores * scale, softcap), HIDDEN)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = jnp.where(seen[:, None, :, None, :], _capped(scores * factor, softcap), HIDDEN)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     mixed = jnp.einsum("bktgs,bksw->bktgw", weights.astype(v.dtype), v, precision=precision)
     # Normalised after mixing: W numbers a query to divide instead of S.

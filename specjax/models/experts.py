@@ -1,9 +1,11 @@
 """A mixture of routed experts (Shazeer et al., arXiv 1701.06538): each token takes its top k.
 
-A few tokens gather the weights of the experts they chose and read no others. Many are sorted by
-expert into one grouped product; a CPU, which has none, goes from expert to expert.
+On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
+by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
+expert to expert. Experts that nobody chose are not read in any case.
 """
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from specjax.models.activations import Activation
 from specjax.models.linear import linear, precision_of
 
 
@@ -43,20 +46,21 @@ def mix_experts(
     gate_up: Float[Array, "X D 2 F"],
     down: Float[Array, "X F D"],
     routing: Routing,
-    activation,
+    activation: Activation,
 ) -> Float[Array, "B T D"]:
     """The weighted sum of the chosen experts' gated MLPs."""
     share, experts = route(x, router, routing)
     tokens = x.reshape(-1, x.shape[-1])
-    parts = (tokens, share, experts, gate_up, down)
-    if experts.size <= routing.count:
-        mixed = gathered(*parts, activation)
-    else:
-        mixed = lax.platform_dependent(
-            *parts,
-            cpu=lambda *parts: one_by_one(*parts, activation),
-            default=lambda *parts: grouped(*parts, activation),
-        )
+    by_size = gathered if experts.size <= routing.count else grouped
+    mixed = lax.platform_dependent(
+        tokens,
+        share,
+        experts,
+        gate_up,
+        down,
+        cpu=functools.partial(one_by_one, activation=activation),
+        default=functools.partial(by_size, activation=activation),
+    )
     return mixed.reshape(x.shape).astype(x.dtype)
 
 
@@ -66,13 +70,15 @@ def gathered(
     experts: Int[Array, "M k"],
     gate_up: Float[Array, "X D 2 F"],
     down: Float[Array, "X F D"],
-    activation,
+    activation: Activation,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
-    how = {"precision": precision_of(tokens.dtype), "preferred_element_type": jnp.float32}
-    inner = jnp.einsum("md,mkdpf->mkpf", tokens, gate_up[experts], **how).astype(tokens.dtype)
+    product = functools.partial(
+        jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
+    )
+    inner = product("md,mkdpf->mkpf", tokens, gate_up[experts]).astype(tokens.dtype)
     hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
-    out = jnp.einsum("mkf,mkfd->mkd", hidden, down[experts], **how).astype(tokens.dtype)
+    out = product("mkf,mkfd->mkd", hidden, down[experts]).astype(tokens.dtype)
     return jnp.sum(out * share[..., None], axis=1)
 
 
@@ -82,9 +88,9 @@ def one_by_one(
     experts: Int[Array, "M k"],
     gate_up: Float[Array, "X D 2 F"],
     down: Float[Array, "X F D"],
-    activation,
+    activation: Activation,
 ) -> Float[Array, "M D"]:
-    """All tokens through every expert, with weight 0 where it was not chosen."""
+    """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
         weight = jnp.sum(jnp.where(experts == expert, share, 0.0), axis=1)
@@ -92,7 +98,11 @@ def one_by_one(
         out = linear((activation(gate) * up)[None], down[expert])[0]
         return total + out * weight[:, None]
 
-    return lax.fori_loop(0, gate_up.shape[0], add, jnp.zeros(tokens.shape, jnp.float32))
+    def add_chosen(expert, total):
+        is_chosen = jnp.any(experts == expert)
+        return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
+
+    return lax.fori_loop(0, gate_up.shape[0], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
@@ -101,17 +111,22 @@ def grouped(
     experts: Int[Array, "M k"],
     gate_up: Float[Array, "X D 2 F"],
     down: Float[Array, "X F D"],
-    activation,
+    activation: Activation,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
     count, width, _, inner = gate_up.shape
     chosen = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
-    how = {"precision": precision_of(tokens.dtype), "preferred_element_type": jnp.float32}
+    product = functools.partial(
+        lax.ragged_dot,
+        group_sizes=sizes,
+        precision=precision_of(tokens.dtype),
+        preferred_element_type=jnp.float32,
+    )
     flat = gate_up.reshape(count, width, 2 * inner)
-    projected = lax.ragged_dot(tokens[order // chosen], flat, sizes, **how).astype(tokens.dtype)
+    projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
     gate, up = projected[:, :inner], projected[:, inner:]
-    out = lax.ragged_dot(activation(gate) * up, down, sizes, **how).astype(tokens.dtype)
+    out = product(activation(gate) * up, down).astype(tokens.dtype)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])

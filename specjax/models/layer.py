@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from specjax.models.activations import ACTIVATIONS
 from specjax.models.architecture import DecoderConfig
 from specjax.models.attention import attend
 from specjax.models.experts import mix_experts
 from specjax.models.linear import linear, precision_of
-from specjax.models.mlp import ACTIVATIONS, gated_mlp, plain_mlp
+from specjax.models.mlp import gated_mlp, plain_mlp
 from specjax.models.norms import NORMS
 from specjax.models.rope import rotate
 
@@ -86,13 +87,15 @@ class Layer(nnx.Module):
         if isinstance(layer, int):
             # Without it XLA's CPU backend copies the cache at every layer of an unrolled step.
             cache = lax.optimization_barrier(cache)
+        keys, values = cache.layer(layer)
         mixed = attend(
             q,
-            *cache.layer(layer),
+            keys,
+            values,
             seen,
             precision_of(x.dtype),
-            config.attention_scale,
-            config.attention_softcap,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
         )
         return self._biased(linear(mixed, self.out[...], inputs=3), "out_bias"), cache
 

@@ -1,22 +1,10 @@
 """The MLP of a layer: gated (Shazeer, arXiv 2002.05202) or plain."""
 
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax.models.activations import Activation
 from specjax.models.linear import linear
-
-Activation = Callable[[Float[Array, "*B"]], Float[Array, "*B"]]
-
-
-def _gelu_tanh(x):
-    return jax.nn.gelu(x, approximate=True)
-
-
-# "gelu_tanh" is the approximation by tanh, which other programs call gelu_new too.
-ACTIVATIONS: dict[str, Activation] = {"silu": jax.nn.silu, "gelu_tanh": _gelu_tanh}
 
 
 def gated_mlp(

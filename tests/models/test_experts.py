@@ -39,7 +39,6 @@ def _oracle(tokens, router, gate_up, down, renormalise):
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_the_sum_equals_the_oracles(count, renormalise):
-    """With 6 experts and 2 a token, 3 tokens are the last that gather their weights."""
     routing, tokens, weights = Routing(COUNT, CHOSEN, renormalise), _tokens(count), _weights()
     mixed = jax.jit(experts.mix_experts, static_argnums=(4, 5))(
         jnp.asarray(tokens), *weights, routing, jax.nn.silu
@@ -72,13 +71,15 @@ def test_equally_likely_experts_are_taken_in_order():
     np.testing.assert_allclose(share, 0.5)
 
 
-def test_few_tokens_read_only_the_experts_that_they_chose():
-    """All other weights may be anything."""
+@pytest.mark.parametrize("way", ["gathered", "one_by_one"])
+def test_experts_that_nobody_chose_are_not_read(way):
+    """Their weights may be anything."""
     router, gate_up, down = _weights()
-    tokens, routing = _tokens(1), Routing(COUNT, CHOSEN)
-    _, chosen = experts.route(jnp.asarray(tokens), jnp.asarray(router), routing)
+    tokens, routing = jnp.asarray(_tokens(2)), Routing(COUNT, CHOSEN)
+    share, chosen = experts.route(tokens, jnp.asarray(router), routing)
     others = np.setdiff1d(np.arange(COUNT), np.asarray(chosen))
+    assert others.size
     gate_up[others], down[others] = np.nan, np.nan
-    arrays = [jnp.asarray(array) for array in (tokens, router, gate_up, down)]
-    mixed = experts.mix_experts(*arrays, routing, jax.nn.silu)
+    weights = jnp.asarray(gate_up), jnp.asarray(down)
+    mixed = WAYS[way](tokens[0], share, chosen, *weights, jax.nn.silu)
     assert np.isfinite(mixed).all()
