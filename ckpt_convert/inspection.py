@@ -108,6 +108,10 @@ def look(reader: Source, path: Path, dtype: np.dtype | None) -> Finding:
         tokens = vocabulary.read(tokenizer)
     except ConversionError as fault:
         faults.append(str(fault))
+    except OSError as fault:
+        faults.append(
+            f"{fault.filename or 'the tokenizer'} cannot be read: {fault.strerror}; check the file"
+        )
     if tokens.fault:
         faults.append(tokens.fault)
     stored = reader.dtype if dtype is None else dtype

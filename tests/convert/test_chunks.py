@@ -65,7 +65,7 @@ def test_each_device_reads_its_own_bytes(tmp_path, wide, name, mesh):
 
 
 def test_a_part_above_the_largest_chunk_is_cut_further(tmp_path, wide, monkeypatch):
-    monkeypatch.setattr(arrays, "CHUNK", 10_000)
+    monkeypatch.setattr(arrays, "CHUNK", 60_000)
     tensors = hf_tensors("llama")
     convert(
         write_hf(tmp_path / "source", hf_config("llama"), tensors),

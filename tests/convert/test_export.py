@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from collections import namedtuple
 
 import jax
 import ml_dtypes
@@ -155,6 +157,16 @@ def test_bad_exports_are_one_line(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "exported").exists()
     assert main(["export", str(tmp_path / "converted"), str(tmp_path / "exported")]) == 0
     assert "LlamaForCausalLM, 30 tensors in 1 files" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_known_before_writing(tmp_path, monkeypatch):
+    write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    convert(tmp_path / "source", tmp_path / "converted")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10, 10))
+    with pytest.raises(ConversionError, match=r"disk is too full.*free some space"):
+        export(tmp_path / "converted", tmp_path / "exported")
+    assert sorted(os.listdir(tmp_path)) == ["converted", "source"]
 
 
 def test_damaged_arrays_leave_nothing(tmp_path):

@@ -380,6 +380,13 @@ def test_an_unreadable_file_is_one_line(tmp_path):
     assert "cannot be read: Input/output error" in refused(tmp_path / "model.gguf")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that fails is Linux's own")
+def test_an_unreadable_tokenizer_is_one_line(tmp_path):
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    (source / "tokenizer.json").symlink_to("/proc/self/mem")
+    assert "cannot be read: Input/output error" in refused(source)
+
+
 def test_a_file_cut_while_it_is_converted_is_named(tmp_path):
     source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
 
