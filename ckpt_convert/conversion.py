@@ -108,24 +108,13 @@ def convert(
     finding.refuse_faults()
     found(finding)
     params = place(_read(reader), progress(finding.placements), reader.config, finding.dtype)
-    manifest = store.Manifest(
-        family=reader.family.name,
-        config=reader.config,
-        dtype=finding.dtype.name,
-        eos_ids=reader.eos_ids,
-        bos_id=reader.bos_id,
-        source=Path(source).name,
-        source_sha256=sha256(reader.files),
-        tokenizer_files=tuple(finding.tokenizer),
-        generation=reader.generation,
-    )
-    beside = finding.tokenizer | {
-        f"{store.SOURCE}/{name}": content for name, content in reader.original_files().items()
-    }
+    manifest = _manifest(reader, finding)
     cut = None
     if mesh is not None:
         cut = chunks.chunk_shapes(reader.config, params, mesh, arrays.CHUNK)
-    store.save(destination, params, manifest, beside, chunks=cut, overwrite=overwrite)
+    store.save(
+        destination, params, manifest, _beside(reader, finding), chunks=cut, overwrite=overwrite
+    )
     return Conversion(
         destination=destination,
         family=manifest.family,
@@ -138,6 +127,26 @@ def convert(
         nbytes=arrays.nbytes(params),
         seconds=time.perf_counter() - began,
     )
+
+
+def _manifest(reader: Source, finding: Finding) -> store.Manifest:
+    return store.Manifest(
+        family=reader.family.name,
+        config=reader.config,
+        dtype=finding.dtype.name,
+        eos_ids=reader.eos_ids,
+        bos_id=reader.bos_id,
+        source=finding.source.name,
+        source_sha256=sha256(reader.files),
+        tokenizer_files=tuple(finding.tokenizer),
+        generation=reader.generation,
+    )
+
+
+def _beside(reader: Source, finding: Finding) -> dict[str, bytes]:
+    """What goes into the folder with the arrays: the tokenizer, and the source's own settings."""
+    originals = reader.original_files().items()
+    return finding.tokenizer | {f"{store.SOURCE}/{name}": content for name, content in originals}
 
 
 def _stored_dtype(dtype: str) -> np.dtype | None:

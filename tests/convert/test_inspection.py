@@ -281,6 +281,15 @@ def test_other_quantisations_are_refused_by_name(tmp_path, settings, extra, name
     assert f"quantised by {named}, " in message and "unquantised checkpoint" in message
 
 
+def test_a_gguf_type_that_cannot_be_undone_is_named_before_anything_is_read(tmp_path):
+    tensors = hf_tensors("llama")
+    tensors["model.layers.1.mlp.up_proj.weight"] = np.ones((64, 32), np.int8)
+    write_gguf(tmp_path / "model.gguf", "llama", tensors)
+    message = refused(tmp_path / "model.gguf")
+    assert "blk.1.ffn_up.weight is quantised as I8" in message
+    assert "another quantisation" in message
+
+
 # Files that are no checkpoints.
 
 
