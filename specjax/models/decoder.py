@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from specjax.cache import KVCache, positions, visible
 from specjax.models.architecture import DecoderConfig as DecoderConfig
 from specjax.models.architecture import parameter_axes as parameter_axes
-from specjax.models.layer import Layer, initial
+from specjax.models.layer import KEPT_STACKED, Layer, initial
 from specjax.models.linear import head
 from specjax.models.norms import NORMS
 from specjax.models.rope import Rope, identity, rotation
@@ -119,7 +119,7 @@ class Decoder(nnx.Module):
 
         def body(index, carry):
             x, cache, tapped = carry
-            layer = nnx.merge(graph, jax.tree.map(lambda w: w[index], weights))
+            layer = nnx.merge(graph, _of_layer(weights, index))
             x, cache = layer(x, index, cache, masks[mask_of[index]], turn_of(index))
             return x, cache, jnp.where(wanted == index, x, tapped)
 
@@ -136,6 +136,14 @@ class Decoder(nnx.Module):
         stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *every)
         which = jnp.asarray([list(turns).index(rope) for rope in self.config.layer_ropes])
         return lambda index: jax.tree.map(lambda part: part[which[index]], stacked)
+
+
+def _of_layer(weights, index):
+    def pick(path, stack):
+        is_kept = any(getattr(step, "key", None) in KEPT_STACKED for step in path)
+        return stack if is_kept else stack[index]
+
+    return jax.tree_util.tree_map_with_path(pick, weights)
 
 
 @functools.cache

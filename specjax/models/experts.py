@@ -43,21 +43,27 @@ def route(
 def mix_experts(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
-    gate_up: Float[Array, "X D 2 F"],
-    down: Float[Array, "X F D"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
     routing: Routing,
     activation: Activation,
 ) -> Float[Array, "B T D"]:
-    """The weighted sum of the chosen experts' gated MLPs."""
+    """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack.
+
+    The stack comes whole: a layer taken out would be read whole for the few experts chosen of it.
+    """
     share, experts = route(x, router, routing)
     tokens = x.reshape(-1, x.shape[-1])
-    by_size = gathered if experts.size <= routing.count else grouped
+    # A gathered weight is read, written and read again.
+    by_size = gathered if 2 * experts.size <= routing.count else grouped
     mixed = lax.platform_dependent(
         tokens,
         share,
         experts,
         gate_up,
         down,
+        layer,
         cpu=functools.partial(one_by_one, activation=activation),
         default=functools.partial(by_size, activation=activation),
     )
@@ -68,17 +74,18 @@ def gathered(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "X D 2 F"],
-    down: Float[Array, "X F D"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
     product = functools.partial(
         jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
     )
-    inner = product("md,mkdpf->mkpf", tokens, gate_up[experts]).astype(tokens.dtype)
+    inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
     hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
-    out = product("mkf,mkfd->mkd", hidden, down[experts]).astype(tokens.dtype)
+    out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
     return jnp.sum(out * share[..., None], axis=1)
 
 
@@ -86,35 +93,37 @@ def one_by_one(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "X D 2 F"],
-    down: Float[Array, "X F D"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
     """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
         weight = jnp.sum(jnp.where(experts == expert, share, 0.0), axis=1)
-        gate, up = jnp.moveaxis(linear(tokens[None], gate_up[expert])[0], 1, 0)
-        out = linear((activation(gate) * up)[None], down[expert])[0]
+        gate, up = jnp.moveaxis(linear(tokens[None], gate_up[layer, expert])[0], 1, 0)
+        out = linear((activation(gate) * up)[None], down[layer, expert])[0]
         return total + out * weight[:, None]
 
     def add_chosen(expert, total):
         is_chosen = jnp.any(experts == expert)
         return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
 
-    return lax.fori_loop(0, gate_up.shape[0], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, gate_up.shape[1], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "X D 2 F"],
-    down: Float[Array, "X F D"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
-    count, width, _, inner = gate_up.shape
+    _, count, width, _, inner = gate_up.shape
     chosen = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1), stable=True)
     sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
@@ -124,9 +133,9 @@ def grouped(
         precision=precision_of(tokens.dtype),
         preferred_element_type=jnp.float32,
     )
-    flat = gate_up.reshape(count, width, 2 * inner)
+    flat = gate_up[layer].reshape(count, width, 2 * inner)
     projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
     gate, up = projected[:, :inner], projected[:, inner:]
-    out = product(activation(gate) * up, down).astype(tokens.dtype)
+    out = product(activation(gate) * up, down[layer]).astype(tokens.dtype)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])

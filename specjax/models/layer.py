@@ -25,6 +25,10 @@ def initial(rngs: nnx.Rngs, name: str, axes: tuple[str, ...], config: DecoderCon
     return nnx.Param(jax.random.normal(rngs.params(), shape) * 0.02)
 
 
+# What a scan hands to a layer as the stack of all layers, not as the layer's own.
+KEPT_STACKED = ("experts_gate_up", "experts_down")
+
+
 class Layer(nnx.Module):
     """Attention and MLP, normed before, after or both; stacked over layers or single."""
 
@@ -56,7 +60,9 @@ class Layer(nnx.Module):
             self._before("attention_norm", x), layer, cache, seen, turn
         )
         x = x + self._after("post_attention_norm", attended)
-        return x + self._after("post_mlp_norm", self._mlp(self._before("mlp_norm", x))), cache
+        return x + self._after(
+            "post_mlp_norm", self._mlp(self._before("mlp_norm", x), layer)
+        ), cache
 
     def _before(self, name, x):
         return self._norm(name, x) if self.config.pre_norm else x
@@ -107,18 +113,14 @@ class Layer(nnx.Module):
     def _biased(self, x, name):
         return x + getattr(self, name)[...] if self.config.output_bias else x
 
-    def _mlp(self, x):
+    def _mlp(self, x, layer):
         config = self.config
         activation = ACTIVATIONS[config.activation]
         if config.experts is not None:
-            return mix_experts(
-                x,
-                self.router[...],
-                self.experts_gate_up[...],
-                self.experts_down[...],
-                config.experts,
-                activation,
-            )
+            stacks = self.experts_gate_up[...], self.experts_down[...]
+            if isinstance(layer, int):
+                stacks, layer = tuple(own[None] for own in stacks), 0
+            return mix_experts(x, self.router[...], *stacks, layer, config.experts, activation)
         if config.gated:
             out = gated_mlp(x, self.gate_up[...], self.down[...], activation)
         else:

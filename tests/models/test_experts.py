@@ -40,8 +40,9 @@ def _oracle(tokens, router, gate_up, down, renormalise):
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_the_sum_equals_the_oracles(count, renormalise):
     routing, tokens, weights = Routing(COUNT, CHOSEN, renormalise), _tokens(count), _weights()
-    mixed = jax.jit(experts.mix_experts, static_argnums=(4, 5))(
-        jnp.asarray(tokens), *weights, routing, jax.nn.silu
+    router, *stacks = weights[0], *(np.stack([weight * np.nan, weight]) for weight in weights[1:])
+    mixed = jax.jit(experts.mix_experts, static_argnums=(5, 6))(
+        jnp.asarray(tokens), router, *stacks, 1, routing, jax.nn.silu
     )
     expected = _oracle(tokens, *weights, renormalise)
     np.testing.assert_allclose(mixed, expected, atol=1e-5)
@@ -58,8 +59,9 @@ def test_each_way_gives_the_same_sum(way):
     routing = Routing(COUNT, CHOSEN)
     share, chosen = experts.route(jnp.asarray(tokens), jnp.asarray(router), routing)
     assert (chosen == 1).any(axis=1).all() and not (chosen == 4).any()
-    args = (jnp.asarray(tokens[0]), share, chosen, jnp.asarray(gate_up), jnp.asarray(down))
-    mixed = jax.jit(WAYS[way], static_argnums=5)(*args, jax.nn.silu)
+    stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
+    args = (jnp.asarray(tokens[0]), share, chosen, *stacks, 0)
+    mixed = jax.jit(WAYS[way], static_argnums=6)(*args, jax.nn.silu)
     np.testing.assert_allclose(mixed, _oracle(tokens, router, gate_up, down, True)[0], atol=2e-4)
 
 
@@ -80,6 +82,6 @@ def test_experts_that_nobody_chose_are_not_read(way):
     others = np.setdiff1d(np.arange(COUNT), np.asarray(chosen))
     assert others.size
     gate_up[others], down[others] = np.nan, np.nan
-    weights = jnp.asarray(gate_up), jnp.asarray(down)
-    mixed = WAYS[way](tokens[0], share, chosen, *weights, jax.nn.silu)
+    stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
+    mixed = WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu)
     assert np.isfinite(mixed).all()
