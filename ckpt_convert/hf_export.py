@@ -15,12 +15,12 @@ from ckpt_convert import atomic_folder, store
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import FAMILIES
 from ckpt_convert.families.family import Family
+from ckpt_convert.hf_synthesis import synthesised
 from ckpt_convert.safetensors_source import DTYPES
 from ckpt_convert.safetensors_writer import SafetensorsWriter
 from ckpt_convert.store import Manifest
 from ckpt_convert.tensors import Placement, bind
 from specjax.models.decoder import DecoderConfig
-from specjax.models.rope import Rope
 
 TYPE_NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 
@@ -109,7 +109,7 @@ def hf_config(source: Path, manifest: Manifest, family: Family) -> dict[str, Any
     Raises ``ConversionError`` where neither reads back as the model that it is.
     """
     kept = source / store.SOURCE / "config.json"
-    made = _text_model(kept, family) if kept.is_file() else _synthesised(manifest, family)
+    made = _text_model(kept, family) if kept.is_file() else synthesised(manifest, family)
     for stale in ("quantization_config", "compression_config"):  # undone in the tensors
         made.pop(stale, None)
     made["torch_dtype" if "torch_dtype" in made else "dtype"] = manifest.dtype
@@ -130,45 +130,6 @@ def _text_model(kept: Path, family: Family) -> dict[str, Any]:
     config = json.loads(kept.read_bytes())
     inner = config.get("text_config")
     return inner | {"architectures": [family.architectures[0]]} if inner else config
-
-
-def _synthesised(manifest: Manifest, family: Family) -> dict[str, Any]:
-    config = manifest.config
-    made = {
-        "architectures": [family.architectures[0]],
-        "model_type": family.name,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "hidden_act": "silu",
-        "tie_word_embeddings": config.tie_embeddings,
-        "eos_token_id": list(manifest.eos_ids),
-        "bos_token_id": manifest.bos_id,
-    }
-    return made | _synthesised_rope(config.rope)
-
-
-def _synthesised_rope(rope: Rope | None) -> dict[str, Any]:
-    """Of the types that say all in few numbers; what others make is seen to differ."""
-    if rope is None:
-        return {}
-    scaling = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_max_position,
-        }
-    return {
-        "rope_theta": rope.theta,
-        "rope_scaling": None if rope.kind == "default" else scaling,
-    }
 
 
 # The tensors.

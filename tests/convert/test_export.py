@@ -9,6 +9,8 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from convert.family_checkpoints import write_family_gguf
+from convert.test_families import GGUF, model
 from convert.tiny_checkpoints import hf_config, hf_tensors, write_gguf, write_hf
 from models.hugging_face import (
     MODELS,
@@ -22,6 +24,7 @@ from safetensors.numpy import load_file
 
 from ckpt_convert import ConversionError, convert, export, load, safetensors_writer
 from ckpt_convert.__main__ import main
+from specjax.models.decoder import DecoderTarget
 
 pytestmark = pytest.mark.fast
 
@@ -130,6 +133,41 @@ def test_a_gguf_gets_a_config_json_of_its_own(tmp_path, architecture, metadata):
     assert convert(tmp_path / "exported", tmp_path / "again").config == conversion.config
 
 
+@pytest.mark.parametrize("name", sorted(set(GGUF) - {"mixtral"}))
+def test_so_do_ggufs_of_the_other_families(tmp_path, name):
+    architecture, changes = GGUF[name]
+    config, tensors = model(name, **changes)
+    write_family_gguf(tmp_path / "model.gguf", architecture, config, tensors)
+    conversion = convert(tmp_path / "model.gguf", tmp_path / "converted")
+    export(tmp_path / "converted", tmp_path / "exported")
+    found = load_file(tmp_path / "exported" / "model.safetensors")
+    assert found.keys() == tensors.keys()
+    for tensor, values in tensors.items():  # but for the sign of a zero, where one is added
+        np.testing.assert_array_equal(found[tensor], values)
+    assert convert(tmp_path / "exported", tmp_path / "again").config == conversion.config
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(set(GGUF) - {"mixtral"}))
+def test_transformers_reads_such_a_config_json(tmp_path, name):
+    import transformers
+
+    architecture, changes = GGUF[name]
+    config, tensors = model(name, **changes)
+    write_family_gguf(tmp_path / "model.gguf", architecture, config, tensors)
+    convert(tmp_path / "model.gguf", tmp_path / "converted")
+    export(tmp_path / "converted", tmp_path / "exported")
+    there = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", attn_implementation="eager"
+    ).eval()
+    checkpoint = load(tmp_path / "converted")
+    target = DecoderTarget(checkpoint.config)
+    ids = tokens(6)
+    cache = target.init_cache(*ids.shape)
+    logits = jax.jit(target)(checkpoint.params, ids, None, cache).logits
+    np.testing.assert_allclose(transformers_logits(there, ids), logits, atol=1e-4, rtol=1e-3)
+
+
 def test_a_gguf_without_a_config_json_to_make_is_refused_by_name(tmp_path):
     """Windows on every layer of a "llama" file: Hugging Face's Llama has none."""
     metadata = {"attention.sliding_window": 8}
@@ -184,14 +222,14 @@ def test_damaged_arrays_leave_nothing(tmp_path):
 def test_transformers_reads_the_export(tmp_path, name):
     import transformers
 
-    model, _ = transformers_model(name, seed=5)
-    model.save_pretrained(tmp_path / "source")
+    original, _ = transformers_model(name, seed=5)
+    original.save_pretrained(tmp_path / "source")
     convert(tmp_path / "source", tmp_path / "converted")
     export(tmp_path / "converted", tmp_path / "exported")
     again = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "exported", attn_implementation="eager"
     ).eval()
-    assert type(again) is type(model)
+    assert type(again) is type(original)
     np.testing.assert_array_equal(
-        transformers_logits(again, tokens(6)), transformers_logits(model, tokens(6))
+        transformers_logits(again, tokens(6)), transformers_logits(original, tokens(6))
     )
