@@ -2,11 +2,14 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from llm.engines import tiny_model
 from models.hugging_face import (
     LENGTH,
     MODELS,
@@ -23,11 +26,12 @@ from safetensors.numpy import save_file
 import ckpt_convert
 from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import TensorInfo, place, plan
-from specjax import noise
+from specjax import LLM, noise
 from specjax.draft import NGram
 from specjax.generate import generate
 from specjax.models import DecoderTarget
 from specjax.models.decoder import unstack
+from specjax.models.layer import initial
 from specjax.sampling import Sampling
 from specjax.sharding import make_mesh, parameter_shardings
 
@@ -250,6 +254,21 @@ def test_longrope_takes_its_short_factors_where_the_context_served_is_short():
     assert np.abs(_logits(target, params, ids) - _logits(short, params, ids)).max() > 0.01
 
 
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
+def test_parameters_have_the_shapes_and_axes_declared(name, stacked):
+    config = hf_family(read_golden(name)[0]).from_hf(read_golden(name)[0])
+    target = DecoderTarget(config, stacked=stacked)
+    declared = jax.tree.map(
+        lambda names: tuple(config.axis_sizes[axis] for axis in names),
+        target.parameter_axes(),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    assert jax.tree.map(lambda leaf: tuple(leaf.shape), target.abstract_params()) == declared
+    norm = initial(nnx.Rngs(0), "norm", ("embed",), config)[...]
+    np.testing.assert_array_equal(norm, 0.0 if name == "gemma3" else 1.0)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3_moe"])
 def test_a_family_split_over_two_devices(name):
     """Learned positions, norms over all heads, experts."""
@@ -260,3 +279,12 @@ def test_a_family_split_over_two_devices(name):
     split = {name for name, leaf in layers.items() if not leaf.sharding.is_fully_replicated}
     assert {"qkv", "out"} < split and split & {"up", "gate_up", "experts_gate_up"}
     np.testing.assert_allclose(_logits(target, placed, tokens()), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_longest_context_that_an_engine_serves_decides_a_longroped_models_factors():
+    config, shapes, _ = read_golden("phi4")
+    target, _ = _in_memory(config, weights(shapes))
+    model = replace(tiny_model(), target=target)
+    assert LLM(model, max_model_len=32).model.target == target.within(32)
+    assert LLM(model).model.target == target
+    assert LLM(tiny_model(), max_model_len=32).model == tiny_model()
