@@ -2,11 +2,14 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from llm.engines import tiny_model
 from models.hugging_face import (
     LENGTH,
     MODELS,
@@ -23,10 +26,12 @@ from safetensors.numpy import save_file
 import ckpt_convert
 from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import TensorInfo, place, plan
+from specjax import LLM, noise
 from specjax.draft import NGram
 from specjax.generate import generate
 from specjax.models import DecoderTarget
 from specjax.models.decoder import unstack
+from specjax.models.layer import initial
 from specjax.sampling import Sampling
 from specjax.sharding import make_mesh, parameter_shardings
 
@@ -195,35 +200,35 @@ def test_each_setting_is_seen_by_the_golden_files(name, setting, other):
     assert np.abs(logits - expected).max() > 100 * TOLERANCE
 
 
-def _generated(target, params, drafter):
-    """A greedy row and a sampled one, to the last position that GPT-2 has."""
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
+def test_speculation_equals_plain_decoding(name):
+    """A greedy row and a sampled one, to the last position that GPT-2 has.
+
+    Plain decoding takes what is best after the tokens before, with the noise of its position.
+    """
+    target, params, _ = _golden_model(name)
     prompt = jnp.asarray(np.tile(tokens()[:, :8], 4), jnp.int32)
-    return generate(
+    keys, start = noise.row_keys(jax.random.key(3), ROWS), prompt.shape[1]
+    fast = generate(
         target,
         params,
         prompt,
-        jax.random.key(3),
-        drafter=drafter,
+        keys,
+        drafter=NGram(num_speculative_tokens=4, prompt_lookup_min=1),
         sampling=Sampling.create(ROWS, temperature=jnp.asarray([0.0, 0.5])),
-        max_new_tokens=LENGTH - prompt.shape[1],
+        max_new_tokens=LENGTH - start,
         buffer=LENGTH,
         prefill_chunk=16,
         rule="coupled",
     )
-
-
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
-def test_speculation_equals_plain_decoding(name):
-    """Each token of the greedy row is the best after those before it, forwarded at once."""
-    target, params, _ = _golden_model(name)
-    fast = _generated(target, params, NGram(num_speculative_tokens=4, prompt_lookup_min=1))
     np.testing.assert_array_equal(fast.length, LENGTH)
-    best = _logits(target, params, fast.tokens).argmax(axis=-1)
-    np.testing.assert_array_equal(fast.tokens[0, 32:], best[0, 31:-1])
     assert np.asarray(fast.stats.accepted).sum() > 0
     assert np.asarray(fast.stats.drafted).sum() > np.asarray(fast.stats.accepted).sum()
-    if name == "gemma3":
-        np.testing.assert_array_equal(_generated(target, params, None).tokens, fast.tokens)
+    logits = _logits(target, params, fast.tokens)[:, start - 1 : -1]
+    places = jnp.arange(start, LENGTH)
+    drawn = jax.vmap(lambda place: noise.token(keys[1], place, logits.shape[-1]))(places)
+    best = [logits[0].argmax(axis=-1), (logits[1] / 0.5 + np.asarray(drawn)).argmax(axis=-1)]
+    np.testing.assert_array_equal(fast.tokens[:, start:], best)
 
 
 def test_more_tokens_than_learned_positions_are_refused():
@@ -249,6 +254,21 @@ def test_longrope_takes_its_short_factors_where_the_context_served_is_short():
     assert np.abs(_logits(target, params, ids) - _logits(short, params, ids)).max() > 0.01
 
 
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
+def test_parameters_have_the_shapes_and_axes_declared(name, stacked):
+    config = hf_family(read_golden(name)[0]).from_hf(read_golden(name)[0])
+    target = DecoderTarget(config, stacked=stacked)
+    declared = jax.tree.map(
+        lambda names: tuple(config.axis_sizes[axis] for axis in names),
+        target.parameter_axes(),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    assert jax.tree.map(lambda leaf: tuple(leaf.shape), target.abstract_params()) == declared
+    norm = initial(nnx.Rngs(0), "norm", ("embed",), config)[...]
+    np.testing.assert_array_equal(norm, 0.0 if name == "gemma3" else 1.0)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3_moe"])
 def test_a_family_split_over_two_devices(name):
     """Learned positions, norms over all heads, experts."""
@@ -259,3 +279,12 @@ def test_a_family_split_over_two_devices(name):
     split = {name for name, leaf in layers.items() if not leaf.sharding.is_fully_replicated}
     assert {"qkv", "out"} < split and split & {"up", "gate_up", "experts_gate_up"}
     np.testing.assert_allclose(_logits(target, placed, tokens()), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_longest_context_that_an_engine_serves_decides_a_longroped_models_factors():
+    config, shapes, _ = read_golden("phi4")
+    target, _ = _in_memory(config, weights(shapes))
+    model = replace(tiny_model(), target=target)
+    assert LLM(model, max_model_len=32).model.target == target.within(32)
+    assert LLM(model).model.target == target
+    assert LLM(tiny_model(), max_model_len=32).model == tiny_model()
