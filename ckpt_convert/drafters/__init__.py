@@ -13,11 +13,15 @@ from ckpt_convert.drafters.dflash import DFLASH
 from ckpt_convert.drafters.eagle import EAGLE
 from ckpt_convert.drafters.eagle3 import EAGLE3
 from ckpt_convert.drafters.medusa import MEDUSA
+from ckpt_convert.drafters.mtp import GLM_MTP, MIMO_MTP, QWEN_MTP, SPECULATORS_MTP
 from ckpt_convert.drafters.source import UNSAID, open_folder
 from ckpt_convert.drafters.source import Choices as Choices
 from ckpt_convert.errors import ConversionError
 
-DRAFTERS = (MEDUSA, EAGLE, EAGLE3, DFLASH)
+ALONE = (MEDUSA, EAGLE, EAGLE3, DFLASH, SPECULATORS_MTP)
+# Modules that lie in their target's own checkpoint: asked for, never found by surprise.
+INSIDE = (QWEN_MTP, MIMO_MTP, GLM_MTP)
+DRAFTERS = (*ALONE, *INSIDE)
 
 _BY_NAME = {form.name: form for form in DRAFTERS}
 
@@ -26,7 +30,7 @@ def is_drafter(folder: Path) -> bool:
     """True for a folder that holds a drafter rather than a model, going by its tensors' names."""
     try:
         found, _ = open_folder(folder)
-        return conversion.recognised(found, DRAFTERS) is not None
+        return conversion.recognised(found, ALONE) is not None
     except ConversionError:
         return False
 

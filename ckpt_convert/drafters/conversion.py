@@ -46,9 +46,9 @@ class DrafterConversion:
 def recognised(found: Found, formats: Iterable[Format]) -> tuple[Format, Found] | None:
     """The format of what was found, under the names of that format's rules."""
     for form in formats:
-        renamed = found.renamed(form.renames)
-        if form.recognises(renamed):
-            return form, renamed
+        named = form.named(found)
+        if form.recognises(named):
+            return form, named
     return None
 
 

@@ -244,13 +244,15 @@ def sizes(config: DFlashConfig) -> dict[str, int]:
     }
 
 
+_NAMES = (
+    (r"^model\.", ""),
+    (r"^(candidate_selector\.\w+_codebook)\.weight$", r"\1"),
+)
+
 DFLASH = Format(
     name="dflash",
     config=DFlashConfig,
-    renames=(
-        (r"^model\.", ""),
-        (r"^(candidate_selector\.\w+_codebook)\.weight$", r"\1"),
-    ),
+    named=lambda found: found.renamed(_NAMES),
     recognises=recognises,
     read_config=read_config,
     rules=rules,

@@ -13,14 +13,15 @@ from ckpt_convert.tensors import Ignored
 class Format:
     """One format: the names it goes by and everything that is read with it.
 
-    ``recognises`` is asked after ``renames``. ``read_config`` refuses by name what the network
-    cannot do. ``choices`` names the fields of `Choices` that matter here. ``map_of`` gives the
-    target's ids of a reduced draft vocabulary, from a format that has them.
+    ``named`` gives the tensors the names of the rules, and ``recognises`` is asked after it.
+    ``read_config`` refuses by name what the network cannot do. ``choices`` names the fields of
+    `Choices` that matter here. ``map_of`` gives the target's ids of a reduced draft vocabulary,
+    from a format that has them.
     """
 
     name: str
     config: type
-    renames: tuple[tuple[str, str], ...]
+    named: Callable[[Found], Found]
     recognises: Callable[[Found], bool]
     read_config: Callable[[Found], Any]
     rules: Callable[[Any], tuple[Rule, ...]]

@@ -82,10 +82,12 @@ def sizes(config: EagleConfig) -> dict[str, int]:
     }
 
 
+_NAMES = ((r"^model\.", ""),)
+
 EAGLE = Format(
     name="eagle",
     config=EagleConfig,
-    renames=((r"^model\.", ""),),
+    named=lambda found: found.renamed(_NAMES),
     recognises=recognises,
     read_config=read_config,
     rules=rules,

@@ -131,16 +131,18 @@ VOCABULARY_KEYS = (
     Ignored(vocabulary.MASK, "follows from draft_to_target, with which it was compared"),
 )
 
+_NAMES = (
+    (r"^model\.", ""),
+    (r"^midlayer\.", "layers.0."),
+    (r"^aux_norm_low\.", "fc_norm.0."),
+    (r"^aux_norm_mid\.", "fc_norm.1."),
+    (r"^aux_norm_high\.", "fc_norm.2."),
+)
+
 EAGLE3 = Format(
     name="eagle3",
     config=Eagle3Config,
-    renames=(
-        (r"^model\.", ""),
-        (r"^midlayer\.", "layers.0."),
-        (r"^aux_norm_low\.", "fc_norm.0."),
-        (r"^aux_norm_mid\.", "fc_norm.1."),
-        (r"^aux_norm_high\.", "fc_norm.2."),
-    ),
+    named=lambda found: found.renamed(_NAMES),
     recognises=recognises,
     read_config=read_config,
     rules=rules,

@@ -95,14 +95,16 @@ def map_of(found: Found, config: MedusaConfig) -> np.ndarray | None:
     return ids.astype(np.int32) if config.reduced else None
 
 
+_NAMES = (
+    (r"^medusa_head\.", ""),
+    (r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3"),
+    (r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"),
+)
+
 MEDUSA = Format(
     name="medusa",
     config=MedusaConfig,
-    renames=(
-        (r"^medusa_head\.", ""),
-        (r"^(\d+)\.(\d+)\.linear\.(weight|bias)$", r"blocks.\1.layers.\2.\3"),
-        (r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"),
-    ),
+    named=lambda found: found.renamed(_NAMES),
     recognises=recognises,
     read_config=read_config,
     rules=rules,
