@@ -223,13 +223,18 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         return _sharded(folder, read_json(folder / INDEX).get("weight_map") or {})
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
+    refuse_pickles(folder)
+    raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise for a folder with pickles in it."""
     pickles = [file.name for end in PICKLES for file in sorted(folder.glob(f"*{end}"))]
     if pickles:
         raise ConversionError(
             f"{folder} holds PyTorch pickles only ({pickles[0]}), which are never executed; have "
-            "Transformers save the model as safetensors"
+            "Transformers save a model as safetensors, and safetensors.torch a drafter's tensors"
         )
-    raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
 
 
 def _sharded(folder: Path, weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:

@@ -1,17 +1,17 @@
 """From a published drafter to a checkpoint folder."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from ckpt_convert import store
+from ckpt_convert import arrays, store
 from ckpt_convert.drafters.checkpoint import MAP, DrafterManifest, describe, shapes
 from ckpt_convert.drafters.drafter import Format
-from ckpt_convert.drafters.rules import place, plan
+from ckpt_convert.drafters.rules import Placement, count, place, plan
 from ckpt_convert.drafters.source import Choices, Found, open_folder
 from ckpt_convert.drafters.speculators import flattened
 from ckpt_convert.errors import ConversionError
@@ -19,32 +19,75 @@ from ckpt_convert.safetensors_source import sha256
 
 
 @dataclass(frozen=True)
+class DrafterFinding:
+    """A published drafter, looked at: nothing has been converted or written.
+
+    ``target`` is the name that the source gives the model it drafts for, if it does. What stands
+    against a conversion has been raised: ``faults`` is empty.
+    """
+
+    source: Path
+    files: list[Path]
+    form: Format
+    found: Found
+    config: Any
+    target: str | None
+    dtype: np.dtype
+    placements: list[Placement]
+    ignored: Mapping[str, str]
+    draft_to_target: np.ndarray | None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        return self.form.name
+
+    @property
+    def parameters(self) -> int:
+        return count(shapes(self.form, self.config))
+
+    def __str__(self) -> str:
+        lines = [
+            *describe(self),
+            f"parameters  {self.parameters / 1e6:,.1f} million",
+            f"tensors     {len({placement.name for placement in self.placements})}",
+            *(f"ignored     {name}: {reason}" for name, reason in self.ignored.items()),
+        ]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "kind": store.DRAFTER,
+            "method": self.method,
+            "target": self.target,
+            "dtype": self.dtype.name,
+            "parameters": self.parameters,
+            "config": asdict(self.config),
+            "ignored": dict(self.ignored),
+            "faults": list(self.faults),
+        }
+
+
+@dataclass(frozen=True)
 class DrafterConversion:
-    """What a conversion found and wrote."""
+    """What a conversion wrote; ``nbytes`` of parameters, in ``seconds``."""
 
     destination: Path
     method: str
     config: Any
-    target: str | None
     dtype: str
     parameters: int
-    tensors: int
-    ignored: Mapping[str, str]
+    nbytes: int
+    seconds: float
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                *describe(self),
-                f"parameters  {self.parameters / 1e6:,.1f} million, {self.dtype}",
-                f"tensors     {self.tensors}",
-                *(f"ignored     {name}: {reason}" for name, reason in self.ignored.items()),
-                f"written     {self.destination}",
-            ]
-        )
+        size = f"{self.nbytes / 1e6:,.1f} MB of {self.dtype}"
+        return f"written     {self.destination}: {size} in {self.seconds:.1f} s"
 
 
 def recognised(found: Found, formats: Iterable[Format]) -> tuple[Format, Found] | None:
-    """The format of what was found, under the names of that format's rules."""
+    """The format of what was found, and the same under the names of that format's rules."""
     for form in formats:
         named = form.named(found)
         if form.recognises(named):
@@ -52,61 +95,86 @@ def recognised(found: Found, formats: Iterable[Format]) -> tuple[Format, Found] 
     return None
 
 
-def convert_drafter(
-    source: Path,
-    destination: Path,
-    formats: Iterable[Format],
-    choices: Choices,
-    *,
-    dtype: np.dtype | None = None,
-    overwrite: bool = False,
-) -> DrafterConversion:
-    """See `ckpt_convert.convert_drafter`."""
-    store.refuse_existing(destination, overwrite)
+def look(
+    source: Path, formats: Iterable[Format], choices: Choices, dtype: np.dtype | None
+) -> DrafterFinding:
+    """What ``source`` holds; raises ``ConversionError`` with what stands against converting it."""
     found, files = open_folder(source)
     found = flattened(replace(found, choices=choices))
-    form, found = _known(source, recognised(found, formats))
+    recognition = recognised(found, formats)
+    if recognition is None:
+        raise ConversionError(
+            f"{source} holds no drafter of a format that is known (known: "
+            f"{', '.join(dict.fromkeys(form.name for form in formats))})"
+        )
+    form, found = recognition
     _refuse_unused(choices, form)
     config = form.read_config(found)
-    rules, sizes = form.rules(config), form.sizes(config)
-    placements, ignored = plan(found.tensors, rules, form.ignored, sizes)
-    ids = form.map_of(found, config) if form.map_of else None
-    stored = dtype or found.dtype
-    params = place(found.read, placements, shapes(form, config), sizes, stored)
-    if ids is not None:
-        params[MAP] = ids
+    placements, ignored = plan(found.tensors, form.rules(config), form.ignored, form.sizes(config))
+    return DrafterFinding(
+        source=source,
+        files=files,
+        form=form,
+        found=found,
+        config=config,
+        target=_target(found.config),
+        dtype=found.dtype if dtype is None else dtype,
+        placements=placements,
+        ignored=ignored,
+        draft_to_target=form.map_of(found, config) if form.map_of else None,
+    )
+
+
+def write(finding: DrafterFinding, destination: Path, *, overwrite: bool) -> DrafterConversion:
+    """Read what was found and write it as a checkpoint folder."""
+    began = time.perf_counter()
+    form, config = finding.form, finding.config
+    tree, sizes = shapes(form, config), form.sizes(config)
+    params = place(finding.found.read, finding.placements, tree, sizes, finding.dtype)
+    if finding.draft_to_target is not None:
+        params[MAP] = finding.draft_to_target
     manifest = DrafterManifest(
         method=form.name,
         config=config,
-        dtype=stored.name,
-        source=source.name,
-        source_sha256=sha256(files),
-        target=_target(found.config),
+        dtype=finding.dtype.name,
+        source=finding.source.name,
+        source_sha256=sha256(finding.files),
+        target=finding.target,
     )
     store.save(destination, params, manifest, {}, overwrite=overwrite)
     return DrafterConversion(
         destination=destination,
         method=form.name,
         config=config,
-        target=manifest.target,
-        dtype=stored.name,
-        parameters=sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params)),
-        tensors=len(placements),
-        ignored=ignored,
+        dtype=finding.dtype.name,
+        parameters=finding.parameters,
+        nbytes=arrays.nbytes(params),
+        seconds=time.perf_counter() - began,
     )
 
 
-def _known(source: Path, recognition: tuple[Format, Found] | None) -> tuple[Format, Found]:
-    if recognition is None:
-        raise ConversionError(f"{source} holds no drafter of a format that is known")
-    return recognition
+def convert(
+    source: Path,
+    destination: Path,
+    formats: Iterable[Format],
+    choices: Choices,
+    *,
+    dtype: np.dtype | None,
+    overwrite: bool,
+    found: Callable[[DrafterFinding], None],
+) -> DrafterConversion:
+    """See `ckpt_convert.drafters.convert_drafter`."""
+    store.refuse_existing(destination, overwrite)
+    finding = look(source, formats, choices, dtype)
+    found(finding)
+    return write(finding, destination, overwrite=overwrite)
 
 
 def _refuse_unused(choices: Choices, form: Format) -> None:
-    for entry in fields(choices):
-        if getattr(choices, entry.name) is not None and entry.name not in form.choices:
+    for name in choices.said():
+        if name not in form.choices:
             raise ConversionError(
-                f"{entry.name} was chosen, which makes no difference to a drafter of the format "
+                f"{name} was chosen, which makes no difference to a drafter of the format "
                 f"{form.name}; leave it out"
             )
 

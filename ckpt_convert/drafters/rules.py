@@ -1,6 +1,7 @@
 """Where a drafter's tensors go: rules are data, and the parameters' shapes follow from them."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Placement:
 
 
 def _product(sizes: Sizes, letters: Iterable[str]) -> int:
-    return int(np.prod([sizes[letter] for letter in letters], dtype=np.int64))
+    return math.prod(sizes[letter] for letter in letters)
 
 
 def _slot(side: str) -> tuple[int, int]:
@@ -106,6 +107,13 @@ def parameter_shapes(rules: Iterable[Rule], sizes: Sizes) -> dict[str, Any]:
             node = node.setdefault(step, {})
         node[rule.path[-1]] = rule.parameter_shape(sizes)
     return tree
+
+
+def count(shapes: Any) -> int:
+    """How many numbers a tree of shapes holds."""
+    if isinstance(shapes, Mapping):
+        return sum(count(inner) for inner in shapes.values())
+    return math.prod(shapes)
 
 
 def plan(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ class Choices:
     layout: str | None = None
     taps: str | None = None
     embedding: str | None = None
+
+    def said(self) -> list[str]:
+        """The names of what was said."""
+        return [entry.name for entry in fields(self) if getattr(self, entry.name) is not None]
 
 
 UNSAID = Choices()
