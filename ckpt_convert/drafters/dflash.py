@@ -69,7 +69,7 @@ def read_config(found: Found) -> DFlashConfig:
         logit_softcap=settings.get("final_logit_softcapping") or None,
         markov=markov,
         confidence=flag(settings, "enable_confidence_head"),
-        confidence_with_markov=flag(settings, "confidence_head_with_markov"),
+        confidence_with_markov=_confidence_with_markov(settings, markov),
         convolution=_convolution(found, settings, layer.hidden_size),
         selector_rank=required(settings, "selector_rank") if selects else 0,
         selector_top_k=required(settings, "selector_top_k") if selects else 0,
@@ -155,6 +155,16 @@ def _markov(found: Found, settings: Mapping[str, Any]) -> MarkovConfig | None:
             f"markov_head_type {kind!r} is not supported (supported: {VANILLA}, {GATED}, {RNN})"
         )
     return MarkovConfig(kind, rank)
+
+
+def _confidence_with_markov(settings: Mapping[str, Any], markov: MarkovConfig | None) -> bool:
+    asked = flag(settings, "confidence_head_with_markov")
+    if asked and flag(settings, "enable_confidence_head") and markov is None:
+        raise ConversionError(
+            "config.json sets confidence_head_with_markov, and markov_rank says that there is no "
+            "Markov head; fetch the checkpoint's own config.json"
+        )
+    return asked and markov is not None
 
 
 def _convolution(found: Found, settings, hidden: int) -> ConvolutionConfig | None:

@@ -1,5 +1,7 @@
 """EAGLE-3 checkpoints: the authors', SpecForge's, DeepSpec's and, flattened, speculators'."""
 
+import logging
+
 import numpy as np
 
 from ckpt_convert.drafters import vocabulary
@@ -20,6 +22,8 @@ from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.hf_config import refuse, required
 from ckpt_convert.tensors import Ignored
 from specjax.models.eagle3 import Eagle3Config
+
+log = logging.getLogger("specjax")
 
 _ENTERING = "eagle_aux_hidden_state_layer_ids"
 _AFTER = "target_layer_ids"
@@ -76,6 +80,11 @@ def _taps(found: Found, settings) -> tuple[int, ...]:
         raise ConversionError(
             f"config.json taps {settings[_ENTERING]} by {_ENTERING} and {settings[_AFTER]} by "
             f"{_AFTER}, which are not the same layers; leave the wrong one out"
+        )
+    if not read:
+        log.warning(
+            "config.json names no tapped layers: the paper's are taken, after the target's layers "
+            "1, L // 2 - 1 and L - 4"
         )
     return next(iter(read.values()), ())
 

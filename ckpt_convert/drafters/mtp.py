@@ -91,16 +91,14 @@ def read_config(
             "the module's layer has DeepSeek's latent attention (kv_lora_rank), which is not "
             "supported"
         )
-    partial, plain = _without_partial_rotary(config)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     queries = config["num_attention_heads"] * head_dim
     if unit_offset is None:
         unit_offset = str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
     layer = layer_config(
-        replace(found, config=plain),
+        replace(found, config=config),
         "module.0.",
         unit_offset=unit_offset,
-        rotary_dim=None if partial == 1.0 else int(head_dim * partial),
         gated=found.shape("module.0.self_attn.q_proj.weight")[0] == 2 * queries,
     )
     modules = {name.split(".")[1] for name in found.tensors}
@@ -114,17 +112,6 @@ def read_config(
         own_head="module.0.head.weight" in found.tensors,
         experts=_experts(found, config),
     )
-
-
-def _without_partial_rotary(config: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """The part of each head that is turned, and the config in which that is not said."""
-    plain, found = dict(config), [config.get("partial_rotary_factor")]
-    for name in ("rope_parameters", "rope_scaling"):
-        settings = dict(config.get(name) or {})
-        found.append(settings.pop("partial_rotary_factor", None))
-        plain[name] = settings
-    plain.pop("partial_rotary_factor", None)
-    return next((float(value) for value in found if value is not None), 1.0), plain
 
 
 def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:

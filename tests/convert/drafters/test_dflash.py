@@ -295,6 +295,9 @@ SPECULATORS = {
 }
 
 
+WHOLE = SPECULATORS | {"draft_vocab_size": VOCAB}
+
+
 def test_speculators_count_layers_otherwise_and_reduce_the_vocabulary(tmp_path):
     tensors = dflash_tensors()
     tensors["lm_head.weight"] = eagle3_tensors()["lm_head.weight"]
@@ -317,6 +320,9 @@ def test_speculators_count_layers_otherwise_and_reduce_the_vocabulary(tmp_path):
         (dflash_config(sample_from_anchor=True), UNSAID, "anchor-first"),
         (dspark_config(query_zero_predicts_next=False), UNSAID, "fill-in"),
         (dflash_config(nested={"shift_label": True}), UNSAID, "anchor-first"),
+        (WHOLE, UNSAID, "fill-in"),
+        (WHOLE | {"speculators_model_type": "dspark"}, UNSAID, "anchor-first"),
+        (WHOLE | {"sample_from_anchor": True}, UNSAID, "anchor-first"),
     ],
 )
 def test_the_blocks_layout_is_flagged_known_or_chosen(tmp_path, config, choices, layout):
@@ -348,6 +354,11 @@ def test_the_blocks_layout_is_flagged_known_or_chosen(tmp_path, config, choices,
         ),
         (dspark_config(markov_rank=6), UNSAID, "no 'markov_head_type'"),
         (dspark_config(markov_rank=6, markov_head_type="odd"), UNSAID, "'odd' is not supported"),
+        (
+            dspark_config(enable_confidence_head=True, confidence_head_with_markov=True),
+            UNSAID,
+            "there is no Markov head",
+        ),
         (dspark_config(layer_types=["mamba"] * 2), UNSAID, "layers of type 'mamba'"),
         (SPECULATORS | {"speculators_model_type": "xpress"}, UNSAID, "'xpress' is not supported"),
         (SPECULATORS, UNSAID, "d2t, which says which ones, is missing|missing lm_head.weight"),

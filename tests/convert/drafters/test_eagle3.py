@@ -31,18 +31,21 @@ TOKENS = _RNG.integers(0, VOCAB, (ROWS, LENGTH)).astype(np.int32)
 POSITIONS = np.arange(ROWS * LENGTH, dtype=np.int32).reshape(ROWS, LENGTH) + 400
 
 
+EMBEDDING = _RNG.standard_normal((VOCAB, WIDTH)).astype(np.float32)
+
+
 def tapped(count=3, width=TARGET_WIDTH):
     rng = np.random.default_rng(6)
     return rng.standard_normal((ROWS, LENGTH, count, width)).astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(config, params, tokens, streams, positions):
+def forward(config, params, tokens, streams, positions, embed=None):
     """One step on the target's streams and one on the network's own: features and logits."""
     fused = fuse_taps(config, params, streams)
-    first, _ = eagle3_features(config, params, tokens, fused, positions)
+    first, _ = eagle3_features(config, params, tokens, fused, positions, embed=embed)
     again = fed_back(config, params, first)
-    second, _ = eagle3_features(config, params, tokens, again, positions)
+    second, _ = eagle3_features(config, params, tokens, again, positions, embed=embed)
     return fused, first, second, eagle3_logits(config, params, second)
 
 
@@ -73,7 +76,7 @@ def expected(
 
         def step(g, row=row):
             normed = rms(g, tensors[f"{at}hidden_norm.weight"])
-            embedded = tensors["embed_tokens.weight"][TOKENS[row]]
+            embedded = tensors.get("embed_tokens.weight", EMBEDDING)[TOKENS[row]]
             embedded = rms(embedded.astype(np.float64), tensors[f"{at}input_layernorm.weight"])
             inputs = np.concatenate([embedded, normed], axis=-1)
             place = POSITIONS[row], freqs, triangle(LENGTH), HEAD_DIM
@@ -138,6 +141,11 @@ CASES = {
         eagle3_config(use_aux_norm=True),
         {"norms": LOW_MID_HIGH},
     ),
+    "SpecForge's: the target's embedding, a part of each head turned": (
+        {"embedding": False, "target_width": WIDTH},
+        eagle3_config(target_hidden_size=WIDTH, partial_rotary_factor=0.5),
+        {"freqs": frequencies(4)},
+    ),
     "two layers": ({"layers": 2}, eagle3_config(num_hidden_layers=2), {"layers": 2}),
 }
 
@@ -148,8 +156,10 @@ def test_features_and_logits_are_the_definitions(tmp_path, case):
     tensors = eagle3_tensors(**made)
     drafter = converted(tmp_path, config, tensors)
     assert drafter.method == "eagle3"
-    found = forward(drafter.config, drafter.params, TOKENS, tapped(), POSITIONS)
-    for one, other in zip(found, expected(tensors, tapped(), **how), strict=True):
+    streams = tapped(width=drafter.config.target_hidden_size)
+    embed = None if drafter.config.own_embedding else EMBEDDING
+    found = forward(drafter.config, drafter.params, TOKENS, streams, POSITIONS, embed)
+    for one, other in zip(found, expected(tensors, streams, **how), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
@@ -267,10 +277,11 @@ def test_V3_a_whole_vocabulary_has_no_map(tmp_path, offsets):
         ({"target_layer_ids": [2, 16, 29]}, Choices(taps="hidden-states"), (1, 15, 28)),
     ],
 )
-def test_taps_are_counted_one_way(tmp_path, settings, choices, taps):
+def test_A3_taps_are_counted_one_way(tmp_path, caplog, settings, choices, taps):
     drafter = converted(tmp_path, eagle3_config(**settings), eagle3_tensors(), choices)
     assert drafter.config.taps == taps
     assert drafter.config.taps_in(32) == (1, 15, 28)
+    assert ("names no tapped layers" in caplog.text) == (taps == ())
 
 
 @pytest.mark.fast
