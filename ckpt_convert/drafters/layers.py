@@ -30,7 +30,6 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
     heads = required(config, "num_attention_heads")
     hidden = required(config, "hidden_size")
     head_dim = config.get("head_dim") or hidden // heads
-    partial, plain = _without_partial_rotary(config)
     return DraftLayerConfig(
         hidden_size=hidden,
         intermediate_size=required(config, "intermediate_size"),
@@ -38,33 +37,26 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope=_rope(plain),
-        rotary_dim=None if partial == 1.0 else int(head_dim * partial),
+        rope=_rope(config, head_dim),
         qkv_bias=f"{prefix}self_attn.q_proj.bias" in found.tensors,
         qk_norm=f"{prefix}self_attn.q_norm.weight" in found.tensors,
         **kind,
     )
 
 
-def _rope(config: HFConfig) -> Rope:
+def _rope(config: HFConfig, head_dim: int) -> Rope:
     found = rope(config)
     if found.kind not in ROPES:
         raise ConversionError(
             f"config.json asks for RoPE of type {found.kind!r}, not supported for drafters "
             f"(supported: {', '.join(ROPES)})"
         )
+    if found.rotated(head_dim) % 2 or not found.rotated(head_dim):
+        raise ConversionError(
+            f"config.json sets partial_rotary_factor={found.partial} with heads of {head_dim}, "
+            "which leaves no even number of components to rotate"
+        )
     return found
-
-
-def _without_partial_rotary(config: HFConfig) -> tuple[float, dict[str, Any]]:
-    """The part of each head that is turned, and the config in which that is not said."""
-    plain, found = dict(config), [config.get("partial_rotary_factor")]
-    for name in ("rope_parameters", "rope_scaling"):
-        settings = dict(config.get(name) or {})
-        found.append(settings.pop("partial_rotary_factor", None))
-        plain[name] = settings
-    plain.pop("partial_rotary_factor", None)
-    return next((float(value) for value in found if value is not None), 1.0), plain
 
 
 def layer_sizes(config: DraftLayerConfig) -> dict[str, int]:

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from specjax.models.draft_layer import mlp
+from specjax.models.experts import one_by_one
 from specjax.models.linear import linear
 
 
@@ -16,9 +17,9 @@ from specjax.models.linear import linear
 class ExpertsConfig:
     """``count`` experts of which a token takes ``chosen``, and experts that every token takes.
 
-    ``sigmoid`` scores experts each for itself (DeepSeek-V3, arXiv 2412.19437), with ``biased``
-    choice; else by softmax. ``shared_size`` is the shared experts' width, 0 for none,
-    ``shared_gated`` a sigmoid before them.
+    ``sigmoid`` scores experts each for itself (DeepSeek-V3, arXiv 2412.19437), else by softmax;
+    ``biased`` ranks them by their scores and a bias. ``shared_size`` is the shared experts' width,
+    0 for none, ``shared_gated`` a sigmoid before them.
     """
 
     count: int
@@ -35,14 +36,11 @@ class ExpertsConfig:
 def mix(
     config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
 ) -> Float[Array, "B T E"]:
-    """The weighted sum of the experts; a pass over all of them, for few tokens or few experts."""
-    share = _share(config, weights, x)
-
-    def add(index, total):
-        expert = jax.tree.map(lambda weight: weight[index], weights["experts"])
-        return total + share[:, :, index, None] * mlp(expert, x).astype(jnp.float32)
-
-    mixed = lax.fori_loop(0, config.count, add, jnp.zeros(x.shape, jnp.float32)).astype(x.dtype)
+    """The weighted sum of the chosen experts, and the shared ones."""
+    stacks = (weights["experts"][name][None] for name in ("gate_up", "down"))
+    tokens = x.reshape(-1, x.shape[-1])
+    mixed = one_by_one(tokens, *_routed(config, weights, x), *stacks, 0, jax.nn.silu)
+    mixed = mixed.reshape(x.shape).astype(x.dtype)
     if config.shared_size == 0:
         return mixed
     shared = mlp(weights["shared"], x)
@@ -51,16 +49,16 @@ def mix(
     return mixed + shared
 
 
-def _share(
+def _routed(
     config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
-) -> Float[Array, "B T X"]:
-    """Each expert's weight, 0 where it was not chosen."""
+) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
+    """Weights and experts of each of the M = B T tokens."""
     scores = linear(x, weights["router"]).astype(jnp.float32)
     scores = jax.nn.sigmoid(scores) if config.sigmoid else jax.nn.softmax(scores)
     ranked = scores + weights["router_bias"] if config.biased else scores
     chosen = lax.top_k(ranked, config.chosen)[1]
-    taken = jax.nn.one_hot(chosen, config.count).sum(axis=-2)
-    share = scores * taken
+    share = jnp.take_along_axis(scores, chosen, axis=-1)
     if config.renormalise:
         share = share / jnp.sum(share, axis=-1, keepdims=True)
-    return share * config.scale
+    share = share * config.scale
+    return share.reshape(-1, config.chosen), chosen.reshape(-1, config.chosen)

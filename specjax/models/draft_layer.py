@@ -11,21 +11,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.attention import attend
-from specjax.models.linear import linear, precision_of, rms_norm
-from specjax.models.rope import Rope, rotate, rotation
+from specjax.models.linear import linear, precision_of
+from specjax.models.mlp import gated_mlp
+from specjax.models.norms import NORMS
+from specjax.models.rope import Rope, Turn, rotate, rotation
 
 Weights = dict[str, Any]
 # [B K S W] each, with S the keys at hand: past ones, own ones or both.
 KeysValues = tuple[Array, Array]
-Turn = tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]]
 
 
 @dataclass(frozen=True)
 class DraftLayerConfig:
     """Sizes and kind of a drafter's layers.
 
-    ``unit_offset`` says that norms multiply by 1 + w. ``rotary_dim`` is the part of each head that
-    RoPE turns, None for the whole. ``gated`` heads are multiplied by a sigmoid of their own.
+    ``unit_offset`` says that norms multiply by 1 + w. ``gated`` heads are multiplied by a sigmoid
+    of their own.
     """
 
     hidden_size: int
@@ -38,7 +39,6 @@ class DraftLayerConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     unit_offset: bool = False
-    rotary_dim: int | None = None
     gated: bool = False
 
     def __post_init__(self):
@@ -54,25 +54,13 @@ class DraftLayerConfig:
 
 def norm(config: DraftLayerConfig, x: Float[Array, "*B E"], weight: Float[Array, " E"]) -> Array:
     """RMS norm, by 1 + w where the layers are of that kind."""
-    if config.unit_offset:
-        # The sum is made in float32: 16 bits would round small weights away.
-        wide = rms_norm(
-            x.astype(jnp.float32), 1.0 + weight.astype(jnp.float32), config.rms_norm_eps
-        )
-        return wide.astype(x.dtype)
-    return rms_norm(x, weight, config.rms_norm_eps)
+    kind = "rms_plus_one" if config.unit_offset else "rms"
+    return NORMS[kind](x, weight, None, config.rms_norm_eps)
 
 
 def angles(config: DraftLayerConfig, positions: Int[Array, "B T"]) -> Turn:
     """Cosine and sine for each position."""
-    return rotation(config.rope, positions, config.rotary_dim or config.head_dim)
-
-
-def _turned(config: DraftLayerConfig, x, turn):
-    if config.rotary_dim is None:
-        return rotate(x, turn)
-    rotated = rotate(x[..., : config.rotary_dim], turn)
-    return jnp.concatenate([rotated, x[..., config.rotary_dim :]], axis=-1)
+    return rotation(config.rope, positions, config.head_dim)
 
 
 def queries(
@@ -84,7 +72,7 @@ def queries(
         q = q + weights["q_bias"]
     if config.qk_norm:
         q = norm(config, q, weights["q_norm"])
-    return _turned(config, q, turn)
+    return rotate(q, turn)
 
 
 def keys_values(
@@ -97,7 +85,7 @@ def keys_values(
     k, v = both[..., 0, :], both[..., 1, :]
     if config.qk_norm:
         k = norm(config, k, weights["k_norm"])
-    return _turned(config, k, turn).swapaxes(1, 2), v.swapaxes(1, 2)
+    return rotate(k, turn).swapaxes(1, 2), v.swapaxes(1, 2)
 
 
 def attention(
@@ -124,8 +112,7 @@ def attention(
 
 def mlp(weights: Weights, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
     """SwiGLU."""
-    gate, up = jnp.moveaxis(linear(x, weights["gate_up"]), 2, 0)
-    return linear(jax.nn.silu(gate) * up, weights["down"])
+    return gated_mlp(x, weights["gate_up"], weights["down"], jax.nn.silu)
 
 
 def layer(
