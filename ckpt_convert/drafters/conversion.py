@@ -109,7 +109,7 @@ def look(
         )
     form, found = recognition
     _refuse_unused(choices, form)
-    config = form.read_config(found)
+    config = _config(form, found)
     placements, ignored = plan(found.tensors, form.rules(config), form.ignored, form.sizes(config))
     return DrafterFinding(
         source=source,
@@ -123,6 +123,18 @@ def look(
         ignored=ignored,
         draft_to_target=form.map_of(found, config) if form.map_of else None,
     )
+
+
+def _config(form: Format, found: Found) -> Any:
+    try:
+        return form.read_config(found)
+    except ConversionError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as fault:
+        raise ConversionError(
+            f"config.json cannot be followed ({str(fault).splitlines()[0]}); fetch the drafter's "
+            "own config.json again"
+        ) from None
 
 
 def write(finding: DrafterFinding, destination: Path, *, overwrite: bool) -> DrafterConversion:

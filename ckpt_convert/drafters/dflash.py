@@ -14,6 +14,7 @@ from ckpt_convert.drafters.layers import (
     layer_numbers,
     layer_rules,
     layer_sizes,
+    size,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
@@ -39,8 +40,8 @@ def read_config(found: Found) -> DFlashConfig:
     settings = {**found.config, **(found.config.get("dflash_config") or {})}
     refuse(settings, {"projector_type": ("dflash", "dflash2", None)})
     layer = layer_config(found, "layers.0.")
-    vocab_size = required(settings, "vocab_size")
-    draft_vocab_size = settings.get("draft_vocab_size") or vocab_size
+    vocab_size = size(settings, "vocab_size")
+    draft_vocab_size = size(settings, "draft_vocab_size", vocab_size)
     markov = _markov(found, settings)
     selects = _SELECTOR in found.tensors
     if (markov or selects) and draft_vocab_size != vocab_size:
@@ -48,18 +49,18 @@ def read_config(found: Found) -> DFlashConfig:
             f"a reduced vocabulary ({draft_vocab_size} of {vocab_size} ids) with a head that looks "
             "at the token before is not supported"
         )
-    layers = required(settings, "num_hidden_layers")
+    layers = size(settings, "num_hidden_layers")
     windows = _windows(settings, layers)
     return DFlashConfig(
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
         layer=layer,
         num_layers=layers,
-        block_size=required(settings, "block_size"),
+        block_size=size(settings, "block_size"),
         layout=_layout(found, settings),
         mask_token_id=_mask_token(settings, vocab_size),
         taps=_taps(found, settings),
-        target_hidden_size=settings.get("target_hidden_size") or layer.hidden_size,
+        target_hidden_size=size(settings, "target_hidden_size", layer.hidden_size),
         windows=windows,
         causal=_causal(found, settings, windows),
         own_embedding=EMBEDDING in found.tensors,
@@ -71,8 +72,8 @@ def read_config(found: Found) -> DFlashConfig:
         confidence=flag(settings, "enable_confidence_head"),
         confidence_with_markov=_confidence_with_markov(settings, markov),
         convolution=_convolution(found, settings, layer.hidden_size),
-        selector_rank=required(settings, "selector_rank") if selects else 0,
-        selector_top_k=required(settings, "selector_top_k") if selects else 0,
+        selector_rank=size(settings, "selector_rank") if selects else 0,
+        selector_top_k=size(settings, "selector_top_k") if selects else 0,
     )
 
 
@@ -171,7 +172,7 @@ def _convolution(found: Found, settings, hidden: int) -> ConvolutionConfig | Non
     if _CONVOLUTION not in found.tensors:
         return None
     config = ConvolutionConfig(
-        required(settings, "conv_kernel_size"), required(settings, "conv_group_size")
+        size(settings, "conv_kernel_size"), size(settings, "conv_group_size")
     )
     if hidden % config.group_size:
         raise ConversionError(

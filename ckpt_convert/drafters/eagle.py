@@ -10,11 +10,11 @@ from ckpt_convert.drafters.layers import (
     layer_config,
     layer_sizes,
     mlp_rules,
+    size,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
 from ckpt_convert.errors import ConversionError
-from ckpt_convert.families.hf_config import required
 from specjax.models.eagle import EagleConfig
 
 _LAYER = "layers.{layer}."
@@ -41,9 +41,9 @@ def read_config(found: Found) -> EagleConfig:
         )
     layer = layer_config(found, "layers.0.")
     return EagleConfig(
-        vocab_size=required(found.config, "vocab_size"),
+        vocab_size=size(found.config, "vocab_size"),
         layer=layer,
-        num_layers=required(found.config, "num_hidden_layers"),
+        num_layers=size(found.config, "num_hidden_layers"),
         fc_bias="fc.bias" in found.tensors,
         own_embedding=EMBEDDING in found.tensors,
         embedding_scale=_scale(found.choices.embedding, layer.hidden_size),

@@ -15,6 +15,7 @@ from ckpt_convert.drafters.layers import (
     layer_numbers,
     layer_rules,
     layer_sizes,
+    size,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
@@ -37,9 +38,9 @@ def read_config(found: Found) -> Eagle3Config:
     settings = {**found.config, **(found.config.get("eagle_config") or {})}
     refuse(settings, {"use_aux_hidden_state": (True,), "logit_scale": (1.0, None)})
     layer = layer_config(found, "layers.0.")
-    vocab_size = required(found.config, "vocab_size")
-    draft_vocab_size = found.config.get("draft_vocab_size") or vocab_size
-    target_hidden = found.config.get("target_hidden_size") or layer.hidden_size
+    vocab_size = size(found.config, "vocab_size")
+    draft_vocab_size = size(found.config, "draft_vocab_size", vocab_size)
+    target_hidden = size(found.config, "target_hidden_size", layer.hidden_size)
     own_embedding = EMBEDDING in found.tensors
     if not own_embedding and target_hidden != layer.hidden_size:
         raise ConversionError(
@@ -55,7 +56,7 @@ def read_config(found: Found) -> Eagle3Config:
         target_hidden_size=target_hidden,
         taps=taps,
         num_taps=len(taps) or 3,
-        num_layers=required(found.config, "num_hidden_layers"),
+        num_layers=size(found.config, "num_hidden_layers"),
         norm_before_residual=flag(settings, "norm_before_residual"),
         norm_before_fc=flag(settings, "norm_before_fc"),
         fc_norm=flag(settings, "fc_norm", "use_aux_norm"),

@@ -27,14 +27,13 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
     """
     config = found.config
     refuse(config, {"hidden_act": ("silu", "swish"), "mlp_bias": (False, None)})
-    heads = required(config, "num_attention_heads")
-    hidden = required(config, "hidden_size")
-    head_dim = config.get("head_dim") or hidden // heads
+    heads, hidden = size(config, "num_attention_heads"), size(config, "hidden_size")
+    head_dim = size(config, "head_dim", hidden // heads)
     return DraftLayerConfig(
         hidden_size=hidden,
-        intermediate_size=required(config, "intermediate_size"),
+        intermediate_size=size(config, "intermediate_size"),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
+        num_kv_heads=size(config, "num_key_value_heads", heads),
         head_dim=head_dim,
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope=_rope(config, head_dim),
@@ -42,6 +41,14 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
         qk_norm=f"{prefix}self_attn.q_norm.weight" in found.tensors,
         **kind,
     )
+
+
+def size(config: HFConfig, key: str, default: int | None = None) -> int:
+    """A positive whole number of the config; without a default it must be there."""
+    value = required(config, key) if default is None else config.get(key) or default
+    if type(value) is not int or value < 1:
+        raise ConversionError(f"config.json sets {key}={value!r}; it must be a positive integer")
+    return value
 
 
 def _rope(config: HFConfig, head_dim: int) -> Rope:

@@ -15,11 +15,12 @@ from ckpt_convert.drafters.layers import (
     layer_config,
     layer_sizes,
     mlp_rules,
+    size,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
 from ckpt_convert.errors import ConversionError
-from ckpt_convert.families.hf_config import refuse, required
+from ckpt_convert.families.hf_config import refuse
 from ckpt_convert.tensors import Ignored
 from specjax.models.draft_experts import ExpertsConfig
 from specjax.models.mtp import MTPConfig
@@ -91,8 +92,8 @@ def read_config(
             "the module's layer has DeepSeek's latent attention (kv_lora_rank), which is not "
             "supported"
         )
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    queries = config["num_attention_heads"] * head_dim
+    heads = size(config, "num_attention_heads")
+    queries = heads * size(config, "head_dim", size(config, "hidden_size") // heads)
     if unit_offset is None:
         unit_offset = str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
     layer = layer_config(
@@ -103,7 +104,7 @@ def read_config(
     )
     modules = {name.split(".")[1] for name in found.tensors}
     return MTPConfig(
-        vocab_size=required(config, "vocab_size"),
+        vocab_size=size(config, "vocab_size"),
         layer=layer,
         num_modules=len(modules),
         hidden_first=hidden_first,
@@ -119,17 +120,17 @@ def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:
         return None
     refuse(config, {"n_group": (1, None), "topk_group": (1, None)})
     biased = "module.0.mlp.gate.e_score_correction_bias" in found.tensors
-    size = required(config, "moe_intermediate_size")
+    inner = size(config, "moe_intermediate_size")
     shared = config.get("shared_expert_intermediate_size") or 0
     return ExpertsConfig(
         count=found.shape("module.0.mlp.gate.weight")[0],
-        chosen=required(config, "num_experts_per_tok"),
-        size=size,
+        chosen=size(config, "num_experts_per_tok"),
+        size=inner,
         sigmoid=biased,
         biased=biased,
         renormalise=flag(config, "norm_topk_prob", default=True),
         scale=float(config.get("routed_scaling_factor") or 1.0),
-        shared_size=shared or size * (config.get("n_shared_experts") or 0),
+        shared_size=shared or inner * (config.get("n_shared_experts") or 0),
         shared_gated="module.0.mlp.shared_expert_gate.weight" in found.tensors,
     )
 

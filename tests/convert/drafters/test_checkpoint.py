@@ -135,6 +135,26 @@ def test_pickles_are_named_and_never_opened(tmp_path):
         convert(folder, tmp_path / "converted")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_attention_heads": "four"},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 3},
+        {"hidden_size": [24]},
+        {"rope_scaling": "llama3"},
+        {"eagle_config": 7},
+        {"eagle_aux_hidden_state_layer_ids": ["first"]},
+    ],
+)
+def test_nonsense_in_the_configuration_is_one_sentence(tmp_path, settings):
+    write(tmp_path / "source", eagle3_config(**settings), eagle3_tensors())
+    with pytest.raises(ConversionError) as raised:
+        convert(tmp_path / "source", tmp_path / "converted")
+    assert "config.json" in str(raised.value) and "\n" not in str(raised.value)
+    assert not (tmp_path / "converted").exists()
+
+
 @pytest.mark.parametrize("harm", ["cut", "two files", "damaged manifest", "lost array"])
 def test_Y5_what_is_incomplete_is_named(tmp_path, harm):
     source = write(tmp_path / "source", *PUBLISHED["eagle3"])
