@@ -6,6 +6,7 @@ hardly ever accepted. A short text is enough to tell.
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,10 @@ from specjax.models.dflash import (
     context_features,
     context_keys_values,
 )
+from specjax.models.draft_layer import borrowed
+from specjax.models.eagle import EagleConfig, eagle_features
+from specjax.models.eagle3 import Eagle3Config, eagle3_features, eagle3_logits, fuse_taps
+from specjax.models.linear import head
 from specjax.models.markov import markov_shift
 
 log = logging.getLogger("specjax")
@@ -142,6 +147,59 @@ def block_readings(
             read = replace(config, layout=layout, taps=taps)
             readings[block_reading(read)] = functools.partial(_drafts, read, slots)
     return readings
+
+
+def next_readings(
+    config: EagleConfig | Eagle3Config,
+    params: Mapping[str, Any],
+    tokens: np.ndarray,
+    features: jax.Array,
+    *,
+    embed: jax.Array | None = None,
+    matrix: jax.Array | None = None,
+) -> dict[str, Propose]:
+    """What an EAGLE's files may leave open, each reading drafting one token.
+
+    For EAGLE-1 and 2 the embedding's rows raw or scaled, ``features`` [L, E] the target's states
+    after the last norm; for EAGLE-3 the residual normed or not, ``features`` [L, F, E] the tapped
+    streams. The name of the reading that ``config`` itself is comes from `next_reading`.
+    """
+    if isinstance(config, EagleConfig):
+        scales = 1.0, math.sqrt(config.layer.hidden_size)
+        read = [replace(config, embedding_scale=scale) for scale in scales]
+    else:
+        read = [replace(config, norm_before_residual=normed) for normed in (False, True)]
+    readings = {}
+    for one in read:
+        drafts = _next_drafts(one, params, jnp.asarray(tokens), features, embed, matrix)
+        found = np.asarray(drafts)
+        # The state at a place and the token after it tell the token after that.
+        readings[next_reading(one)] = lambda place, found=found: [int(found[place - 1])]
+    return readings
+
+
+def next_reading(config: EagleConfig | Eagle3Config) -> str:
+    """What a reading is called in `next_readings`."""
+    if isinstance(config, EagleConfig):
+        return "raw embeddings" if config.embedding_scale == 1.0 else "scaled embeddings"
+    return f"the residual {'after' if config.norm_before_residual else 'before'} its norm"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _next_drafts(config, params, tokens, features, embed, matrix):
+    """The most likely token behind each token but the first [L - 1], in the target's ids."""
+    positions = jnp.arange(tokens.shape[0] - 1)[None]
+    known, follows = features[None, :-1], tokens[None, 1:]
+    if isinstance(config, EagleConfig):
+        state, _ = eagle_features(config, params, follows, known, positions, embed=embed)
+        logits = head(state, borrowed(None, matrix, "head"))
+    else:
+        fused = fuse_taps(config, params, known)
+        state, _ = eagle3_features(config, params, follows, fused, positions, embed=embed)
+        logits = eagle3_logits(config, params, state, matrix=matrix)
+    best = jnp.argmax(logits[0], axis=-1)
+    ids = params.get("draft_to_target")
+    return best if ids is None else ids[best]
 
 
 def block_reading(config: DFlashConfig) -> str:

@@ -10,6 +10,7 @@ from ckpt_convert.drafters.layers import (
     layer_config,
     layer_sizes,
     mlp_rules,
+    refuse_windows,
     size,
 )
 from ckpt_convert.drafters.rules import Rule
@@ -39,6 +40,7 @@ def read_config(found: Found) -> EagleConfig:
             "layers.0.input_layernorm.weight: an EAGLE whose first layer norms its input is not "
             "supported"
         )
+    refuse_windows(found.config)
     layer = layer_config(found, "layers.0.")
     return EagleConfig(
         vocab_size=size(found.config, "vocab_size"),

@@ -15,6 +15,7 @@ from ckpt_convert.drafters.layers import (
     layer_numbers,
     layer_rules,
     layer_sizes,
+    refuse_windows,
     size,
 )
 from ckpt_convert.drafters.rules import Rule
@@ -37,6 +38,7 @@ def recognises(found: Found) -> bool:
 def read_config(found: Found) -> Eagle3Config:
     settings = {**found.config, **(found.config.get("eagle_config") or {})}
     refuse(settings, {"use_aux_hidden_state": (True,), "logit_scale": (1.0, None)})
+    refuse_windows(found.config)
     layer = layer_config(found, "layers.0.")
     vocab_size = size(found.config, "vocab_size")
     draft_vocab_size = size(found.config, "draft_vocab_size", vocab_size)

@@ -43,6 +43,16 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
     )
 
 
+def refuse_windows(config: HFConfig) -> None:
+    """Raise for a drafter whose layers would see a part of the context only."""
+    refuse(config, {"use_sliding_window": (False, None)})
+    if "sliding_attention" in (config.get("layer_types") or []):
+        raise ConversionError(
+            "config.json has layers of type 'sliding_attention', which is not supported for this "
+            "drafter"
+        )
+
+
 def size(config: HFConfig, key: str, default: int | None = None) -> int:
     """A positive whole number of the config; without a default it must be there."""
     value = required(config, key) if default is None else config.get(key) or default

@@ -13,6 +13,10 @@ from convert.drafters.tiny_drafters import (
     WIDTH,
     dflash_tensors,
     dspark_config,
+    eagle3_config,
+    eagle3_tensors,
+    eagle_config,
+    eagle_tensors,
     write,
 )
 
@@ -23,6 +27,8 @@ from ckpt_convert.drafters.calibration import (
     block_reading,
     block_readings,
     calibrate,
+    next_reading,
+    next_readings,
 )
 from ckpt_convert.drafters.pairing import refuse_mismatch
 from specjax.models import DecoderConfig
@@ -32,7 +38,8 @@ from specjax.models.dflash import (
     context_features,
     context_keys_values,
 )
-from specjax.models.eagle3 import Eagle3Config
+from specjax.models.eagle import eagle_features
+from specjax.models.eagle3 import Eagle3Config, eagle3_features, eagle3_logits, fuse_taps
 from specjax.models.medusa import MedusaConfig
 
 # The target repeats five tokens for ever; its streams tell them apart, layer by layer.
@@ -42,12 +49,12 @@ PLACES = range(10, 30)
 WINDOWED = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
-def tapped(layers):
+def tapped(layers, text=TEXT):
     """[L, F, E]; the target has 8 layers."""
     if max(layers) > 7:
         raise ValueError("no such layer")
     shape = VOCAB, WIDTH
-    streams = [np.random.default_rng(50 + layer).standard_normal(shape)[TEXT] for layer in layers]
+    streams = [np.random.default_rng(50 + layer).standard_normal(shape)[text] for layer in layers]
     return jnp.asarray(np.stack(streams, axis=1), jnp.float32)
 
 
@@ -122,6 +129,58 @@ def test_taps_one_layer_off_are_seen(tmp_path):
     assert found.best == "anchor-first after layers 1, 5"
     with pytest.raises(ConversionError, match="after layers 1, 5; convert"):
         found.check()
+
+
+def solved(hidden, follows, rows):
+    """The head that leads these states to these tokens."""
+    targets = np.eye(rows)[follows]
+    return np.linalg.lstsq(np.asarray(hidden, np.float64), targets, rcond=None)[0].T
+
+
+@pytest.mark.parametrize("embedding", ["raw", "scaled"])
+def test_scaled_embeddings_are_told_from_raw_ones(tmp_path, embedding):
+    write(tmp_path / "source", eagle_config(), eagle_tensors())
+    convert_drafter(tmp_path / "source", tmp_path / "converted", Choices(embedding=embedding))
+    drafter = load_drafter(tmp_path / "converted")
+    # More tokens in turn than five: states lie closer together.
+    text = np.tile(np.random.default_rng(31).permutation(VOCAB)[:18], 4).astype(np.int32)
+    places = jnp.arange(len(text) - 1)[None]
+    known = tapped((0,), text)[:, 0]
+    run = jax.jit(eagle_features, static_argnums=0)
+    state, _ = run(drafter.config, drafter.params, text[None, 1:], known[None, :-1], places)
+    matrix = jnp.asarray(solved(state[0, :-1], text[2:], VOCAB), jnp.float32)
+    other = "raw" if embedding == "scaled" else "scaled"
+    found = {}
+    for chosen in (embedding, other):
+        scale = np.sqrt(WIDTH) if chosen == "scaled" else 1.0
+        config = replace(drafter.config, embedding_scale=float(scale))
+        readings = next_readings(config, drafter.params, text, known, matrix=matrix)
+        found[chosen] = calibrate(readings, text, range(10, 70), next_reading(config))
+    found[embedding].check()
+    assert found[embedding].best == f"{embedding} embeddings" == found[other].best
+    assert found[other].chosen_is_worse
+
+
+def test_a_normed_residual_is_told_from_one_that_is_not(tmp_path):
+    tensors = eagle3_tensors(target_width=WIDTH)
+    write(tmp_path / "source", eagle3_config(target_hidden_size=WIDTH), tensors)
+    convert_drafter(tmp_path / "source", tmp_path / "converted")
+    drafter = load_drafter(tmp_path / "converted")
+    readings = next_readings(drafter.config, drafter.params, TEXT, tapped((1, 3, 5)))
+    assert list(readings) == ["the residual before its norm", "the residual after its norm"]
+    places = jnp.arange(len(TEXT) - 1)[None]
+    run = jax.jit(both_eagle3, static_argnums=0)
+    for normed, name in zip((False, True), readings, strict=True):
+        config = replace(drafter.config, norm_before_residual=normed)
+        logits = run(config, drafter.params, tapped((1, 3, 5))[None, :-1], TEXT[None, 1:], places)
+        ids = np.asarray(drafter.params["draft_to_target"])[np.argmax(logits[0], -1)]
+        assert [readings[name](place)[0] for place in PLACES] == list(ids[9:29])
+
+
+def both_eagle3(config, params, tapped, follows, places):
+    fused = fuse_taps(config, params, tapped)
+    state, _ = eagle3_features(config, params, follows, fused, places)
+    return eagle3_logits(config, params, state)
 
 
 @pytest.mark.fast

@@ -100,6 +100,8 @@ def test_embeddings_scaled_as_gemma_has_them_are_a_choice(tmp_path):
     ("made", "config", "choices", "message"),
     [
         ({}, {"hidden_act": "gelu"}, Choices(), "hidden_act='gelu', which is not supported"),
+        ({}, {"use_sliding_window": True}, UNSAID, "use_sliding_window=True"),
+        ({}, {"layer_types": ["sliding_attention"]}, UNSAID, "'sliding_attention'"),
         ({}, {"rope_scaling": {"type": "made-up"}}, Choices(), "'made-up'"),
         ({}, {"quantization_config": {"bits": 4}}, Choices(), "quantised by"),
         ({}, {}, Choices(embedding="halved"), "embedding 'halved' is not known"),
