@@ -40,7 +40,7 @@ def is_drafter(folder: Path) -> bool:
     try:
         found, _ = open_folder(folder)
         return conversion.recognised(found, ALONE) is not None
-    except ConversionError:
+    except (ConversionError, OSError):
         return False  # said again by whoever reads it as a model
 
 

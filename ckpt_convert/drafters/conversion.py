@@ -99,7 +99,13 @@ def look(
     source: Path, formats: Iterable[Format], choices: Choices, dtype: np.dtype | None
 ) -> DrafterFinding:
     """What ``source`` holds; raises ``ConversionError`` with what stands against converting it."""
-    found, files = open_folder(source)
+    try:
+        found, files = open_folder(source)
+    except OSError as fault:
+        raise ConversionError(
+            f"{fault.filename or source} cannot be read: {fault.strerror}; check the file and its "
+            "permissions"
+        ) from None
     found = flattened(replace(found, choices=choices))
     recognition = recognised(found, formats)
     if recognition is None:
