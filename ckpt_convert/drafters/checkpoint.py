@@ -7,7 +7,7 @@ from typing import Any
 
 from ckpt_convert import store
 from ckpt_convert.drafters.drafter import Format
-from ckpt_convert.drafters.rules import parameter_shapes
+from ckpt_convert.drafters.rules import parameters
 from ckpt_convert.errors import ConversionError
 
 MAP = "draft_to_target"
@@ -69,9 +69,9 @@ def describe(drafter: Any) -> list[str]:
     return lines
 
 
-def shapes(form: Format, config: Any) -> dict[str, Any]:
-    """Shape of every float parameter of a drafter of this format."""
-    return parameter_shapes(form.rules(config), form.sizes(config))
+def abstract(form: Format, config: Any, dtype: Any) -> dict[str, Any]:
+    """Shape and type of every parameter of a drafter of this format, its map of ids aside."""
+    return parameters(form.rules(config), form.sizes(config), dtype)
 
 
 def read_drafter_manifest(path: str | Path, formats: Mapping[str, Format]) -> DrafterManifest:
@@ -103,13 +103,9 @@ def load_drafter(
     path = Path(path)
     manifest = read_drafter_manifest(path, formats)
     wanted = jnp.dtype(dtype if dtype is not None else manifest.dtype)
-    abstract = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, wanted),
-        shapes(formats[manifest.method], manifest.config),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+    tree = abstract(formats[manifest.method], manifest.config, wanted)
     if getattr(manifest.config, "reduced", False):
         draft_ids = (manifest.config.draft_vocab_size,)
-        abstract[MAP] = jax.ShapeDtypeStruct(draft_ids, jnp.int32)
-    params = store.restored(path, store.placed(abstract, shardings))
+        tree[MAP] = jax.ShapeDtypeStruct(draft_ids, jnp.int32)
+    params = store.restored(path, store.placed(tree, shardings))
     return DrafterCheckpoint(path, manifest.method, manifest.config, params, manifest.target)

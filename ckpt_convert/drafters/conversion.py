@@ -1,17 +1,19 @@
 """From a published drafter to a checkpoint folder."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from ckpt_convert import arrays, store
-from ckpt_convert.drafters.checkpoint import MAP, DrafterManifest, describe, shapes
+from ckpt_convert.drafters.checkpoint import MAP, DrafterManifest, abstract, describe
 from ckpt_convert.drafters.drafter import Format
-from ckpt_convert.drafters.rules import Placement, count, place, plan
+from ckpt_convert.drafters.rules import Placement, place, plan
 from ckpt_convert.drafters.source import Choices, Found, open_folder
 from ckpt_convert.drafters.speculators import flattened
 from ckpt_convert.errors import ConversionError
@@ -44,7 +46,8 @@ class DrafterFinding:
 
     @property
     def parameters(self) -> int:
-        return count(shapes(self.form, self.config))
+        tree = abstract(self.form, self.config, self.dtype)
+        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
     def __str__(self) -> str:
         lines = [
@@ -147,8 +150,8 @@ def write(finding: DrafterFinding, destination: Path, *, overwrite: bool) -> Dra
     """Read what was found and write it as a checkpoint folder."""
     began = time.perf_counter()
     form, config = finding.form, finding.config
-    tree, sizes = shapes(form, config), form.sizes(config)
-    params = place(finding.found.read, finding.placements, tree, sizes, finding.dtype)
+    tree = abstract(form, config, finding.dtype)
+    params = place(finding.found.read, finding.placements, tree, form.sizes(config))
     if finding.draft_to_target is not None:
         params[MAP] = finding.draft_to_target
     manifest = DrafterManifest(

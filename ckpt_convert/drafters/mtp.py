@@ -178,7 +178,9 @@ def _experts_rules(config: ExpertsConfig, path: tuple[str, ...], fused: bool) ->
             Rule(f"{one}down_proj.weight", down, "D J -> J D"),
         ]
     if config.biased:
-        found.append(Rule(f"{at}gate.e_score_correction_bias", (*path, "router_bias"), "X -> X"))
+        # Rounded to 16 bits it would lead tokens to other experts.
+        bias = f"{at}gate.e_score_correction_bias"
+        found.append(Rule(bias, (*path, "router_bias"), "X -> X", wide=True))
     if config.shared_size:
         found += [
             Rule(f"{shared}gate_proj.weight", (*path, "shared", "gate_up"), "S D -> D 0/2 S"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from ckpt_convert.errors import ConversionError
@@ -27,12 +28,13 @@ class Rule:
     ``name`` may hold counters, ``{layer}`` or, starting at one, ``{layer+1}``; the parameter has an
     axis in front for each. ``turn`` reads as in `ckpt_convert.tensors`, and ``1/2`` in it is an
     axis of length 2 of which this tensor is entry 1: of the parameter when it stands on the right,
-    of the source when on the left.
+    of the source when on the left. ``wide`` numbers stay float32, whatever the others are.
     """
 
     name: str
     path: tuple[str, ...]
     turn: str
+    wide: bool = False
 
     def counters(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[counter] for counter, _ in _HOLE.findall(self.name))
@@ -98,22 +100,16 @@ def _selecting(pattern: str) -> tuple[str, tuple[int, int]]:
     return f"{left} -> {right}", slot
 
 
-def parameter_shapes(rules: Iterable[Rule], sizes: Sizes) -> dict[str, Any]:
-    """The tree of shapes that the rules fill."""
+def parameters(rules: Iterable[Rule], sizes: Sizes, dtype: Any) -> dict[str, Any]:
+    """Shape and type of every parameter that the rules fill."""
     tree: dict[str, Any] = {}
     for rule in rules:
         node = tree
         for step in rule.path[:-1]:
             node = node.setdefault(step, {})
-        node[rule.path[-1]] = rule.parameter_shape(sizes)
+        kind = np.float32 if rule.wide else dtype
+        node[rule.path[-1]] = jax.ShapeDtypeStruct(rule.parameter_shape(sizes), kind)
     return tree
-
-
-def count(shapes: Any) -> int:
-    """How many numbers a tree of shapes holds."""
-    if isinstance(shapes, Mapping):
-        return sum(count(inner) for inner in shapes.values())
-    return math.prod(shapes)
 
 
 def plan(
@@ -161,20 +157,13 @@ def _misfitting(placements, tensors, sizes) -> Iterator[str]:
 def place(
     read: Callable[[str], np.ndarray],
     placements: Iterable[Placement],
-    shapes: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     sizes: Sizes,
-    dtype: np.dtype,
 ) -> dict[str, Any]:
-    """Read the tensors one by one into preallocated parameters of ``dtype``."""
-    params = _allocate(shapes, dtype)
+    """Read the tensors one by one into preallocated ``parameters``."""
+    params = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), dict(parameters))
     for placement in placements:
         rule = placement.rule
         values = rule.apply(read(placement.name), sizes)
         fill(leaf(params, rule.path), rule.part(placement.index), values, placement.name)
     return params
-
-
-def _allocate(shapes: Any, dtype: np.dtype) -> Any:
-    if isinstance(shapes, Mapping):
-        return {name: _allocate(inner, dtype) for name, inner in shapes.items()}
-    return np.empty(shapes, dtype)

@@ -37,9 +37,10 @@ def mix(
     config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
 ) -> Float[Array, "B T E"]:
     """The weighted sum of the chosen experts, and the shared ones."""
-    stacks = (weights["experts"][name][None] for name in ("gate_up", "down"))
+    gate_up, down = (weights["experts"][name][None] for name in ("gate_up", "down"))
+    share, chosen = _routed(config, weights, x)
     tokens = x.reshape(-1, x.shape[-1])
-    mixed = one_by_one(tokens, *_routed(config, weights, x), *stacks, 0, jax.nn.silu)
+    mixed = one_by_one(tokens, share, chosen, gate_up, down, 0, jax.nn.silu)
     mixed = mixed.reshape(x.shape).astype(x.dtype)
     if config.shared_size == 0:
         return mixed

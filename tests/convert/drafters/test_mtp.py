@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from convert.drafters.numpy_layers import (
@@ -323,6 +324,22 @@ def test_speculators_keep_all_experts_in_one_tensor(tmp_path):
     from_single = converted(tmp_path / "single", QWEN_CONFIG | MIXTURE, single)
     assert from_fused.config == from_single.config
     jax.tree.map(np.testing.assert_array_equal, from_fused.params, from_single.params)
+
+
+@pytest.mark.fast
+def test_the_routers_bias_stays_wide(tmp_path):
+    name = f"{GLM['at']}mlp.gate.e_score_correction_bias"
+    tensors = {
+        key: tensor if key == name else tensor.astype(ml_dtypes.bfloat16)
+        for key, tensor in glm_tensors().items()
+    }
+    for dtype in (None, "bfloat16"):
+        folder = tmp_path / str(dtype)
+        write(folder / "source", GLM_CONFIG, tensors)
+        convert_drafter(folder / "source", folder / "converted")
+        modules = load_drafter(folder / "converted", dtype=dtype).params["modules"]
+        np.testing.assert_array_equal(modules["router_bias"][0], tensors[name])
+        assert modules["router"].dtype == "bfloat16"
 
 
 @pytest.mark.fast
