@@ -81,6 +81,12 @@ def fuse_taps(
     return linear(flat, params["fc"])
 
 
+def masked_feature(config: Eagle3Config, params: dict[str, Any]) -> Float[Array, "B T E"]:
+    """What a parallel drafter takes for the features of places that are yet to come, [1, 1, E]."""
+    shape = 1, 1, config.num_taps, config.target_hidden_size
+    return fuse_taps(config, params, params["mask_hidden"].reshape(shape))
+
+
 def eagle3_features(
     config: Eagle3Config,
     params: dict[str, Any],

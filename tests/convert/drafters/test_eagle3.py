@@ -23,7 +23,13 @@ from fixtures import _angles
 from ckpt_convert import ConversionError
 from ckpt_convert.drafters import UNSAID, Choices, convert_drafter, load_drafter
 from specjax.models import Rope
-from specjax.models.eagle3 import eagle3_features, eagle3_logits, fed_back, fuse_taps
+from specjax.models.eagle3 import (
+    eagle3_features,
+    eagle3_logits,
+    fed_back,
+    fuse_taps,
+    masked_feature,
+)
 
 ROWS, LENGTH = 2, 7
 _RNG = np.random.default_rng(5)
@@ -317,4 +323,7 @@ def test_a_parallel_drafter_brings_what_stands_for_the_unknown(tmp_path):
     drafter = converted(tmp_path, config, tensors)
     assert (drafter.config.num_layers, drafter.config.mask_token_id) == (4, 3)
     np.testing.assert_array_equal(drafter.params["mask_hidden"], tensors["mask_hidden"].ravel())
+    feature = jax.jit(masked_feature, static_argnums=0)(drafter.config, drafter.params)
+    wanted = tensors["fc.weight"] @ tensors["mask_hidden"].ravel()
+    np.testing.assert_allclose(feature[0, 0], wanted, atol=1e-4)
     assert drafter.target == "some/target"
