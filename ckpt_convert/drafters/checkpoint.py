@@ -63,10 +63,16 @@ def describe(drafter: Any) -> list[str]:
     layout = getattr(config, "layout", None)
     if layout is not None:
         lines.append(f"layout      {layout}, {config.block_size} slots, {config.num_drafts} drafts")
-    borrowed = [part for part in ("embedding", "head") if not getattr(config, f"own_{part}", True)]
-    if borrowed:
+    if borrowed := _borrowed(config):
         lines.append(f"borrows     the target's {' and '.join(borrowed)}")
     return lines
+
+
+def _borrowed(config: Any) -> list[str]:
+    parts = [part for part in ("embedding", "head") if not getattr(config, f"own_{part}", True)]
+    if getattr(config, "tied", False) and config.own_embedding:
+        return []
+    return parts
 
 
 def abstract(form: Format, config: Any, dtype: Any) -> dict[str, Any]:

@@ -38,6 +38,10 @@ class EagleConfig:
     own_embedding: bool = True
     embedding_scale: float = 1.0
 
+    @property
+    def own_head(self) -> bool:
+        return False
+
 
 def eagle_features(
     config: EagleConfig,

@@ -68,7 +68,9 @@ def test_the_next_features_are_the_definitions(tmp_path, case):
     made, config, how = case
     tensors = eagle_tensors(**made)
     drafter = converted(tmp_path, eagle_config(**config), tensors)
+    borrowed = "head" if drafter.config.own_embedding else "embedding and head"
     assert drafter.method == "eagle"
+    assert f"borrows     the target's {borrowed}" in drafter.describe()
     embed = None if drafter.config.own_embedding else TARGET_EMBEDDING
     run = functools.partial(features, drafter.config, drafter.params, embed=embed)
     out, _ = run(TOKENS, FEATURES, POSITIONS)

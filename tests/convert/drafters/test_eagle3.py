@@ -269,6 +269,17 @@ def test_V3_a_whole_vocabulary_has_no_map(tmp_path, offsets):
     assert "borrows     the target's head" in drafter.describe()
 
 
+def test_a_tied_head_is_the_embedding(tmp_path):
+    left_out = ("d2t", "t2d", "lm_head.weight")
+    tensors = {name: tensor for name, tensor in eagle3_tensors().items() if name not in left_out}
+    config = eagle3_config(draft_vocab_size=VOCAB, tie_word_embeddings=True)
+    drafter = converted(tmp_path, config, tensors)
+    assert "borrows" not in drafter.describe()
+    found = forward(drafter.config, drafter.params, TOKENS, tapped(), POSITIONS)
+    right = expected(tensors | {"lm_head.weight": tensors["embed_tokens.weight"]}, tapped())
+    np.testing.assert_allclose(found[3], right[3], atol=1e-4)
+
+
 @pytest.mark.fast
 @pytest.mark.parametrize(
     ("settings", "choices", "taps"),
