@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from ckpt_convert.conversion import Conversion as Conversion
     from ckpt_convert.conversion import convert as convert
     from ckpt_convert.conversion import inspect as inspect
+    from ckpt_convert.drafters import Choices as Choices
+    from ckpt_convert.drafters import DrafterCheckpoint as DrafterCheckpoint
+    from ckpt_convert.drafters import DrafterFinding as DrafterFinding
+    from ckpt_convert.drafters import load_drafter as load_drafter
     from ckpt_convert.fetch import resolve as resolve
     from ckpt_convert.fetch import smollm2 as smollm2
     from ckpt_convert.hf_export import export as export
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from ckpt_convert.store import read_manifest as read_manifest
 
 _HOMES = {
+    "Choices": "drafters",
+    "DrafterCheckpoint": "drafters",
+    "DrafterFinding": "drafters",
+    "load_drafter": "drafters",
     "Conversion": "conversion",
     "Finding": "inspection",
     "convert": "conversion",

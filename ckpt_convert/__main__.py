@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -24,6 +25,7 @@ def convert_parser() -> argparse.ArgumentParser:
         metavar="MESH",
         help="2x4 or data=2,model=4: each device of such a mesh will read its own bytes only",
     )
+    _add_choices(made)
     made.add_argument(
         "--force", action="store_true", help="replace a checkpoint at the destination"
     )
@@ -35,6 +37,7 @@ def inspect_parser() -> argparse.ArgumentParser:
     made = _parser("inspect", "Say what a checkpoint holds, and all its faults; writes nothing.")
     _add_source(made)
     _add_dtype(made)
+    _add_choices(made)
     _add_json(made, "what was found")
     return made
 
@@ -55,7 +58,10 @@ def _parser(command: str, description: str, epilog: str | None = None) -> argpar
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a folder with config.json and safetensors, or a .gguf file")
+    parser.add_argument(
+        "source",
+        help="a folder with config.json and safetensors, a model's or a drafter's, or a .gguf file",
+    )
 
 
 def _add_dtype(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +71,35 @@ def _add_dtype(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="auto: as the source has it, float32 for a quantised GGUF",
     )
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("drafters", "what no flag in a drafter's files may settle")
+    group.add_argument(
+        "--drafter", action="store_true", help="take the drafter inside a model's checkpoint (MTP)"
+    )
+    group.add_argument(
+        "--layout",
+        choices=["fill-in", "anchor-first"],
+        help="of a drafted block: each mask is its own place's token, or each slot the next one's",
+    )
+    group.add_argument(
+        "--taps",
+        choices=["after-layer", "hidden-states"],
+        help="what the tapped layers' numbers count: layers' outputs, or the streams entering them",
+    )
+    group.add_argument(
+        "--embedding",
+        choices=["raw", "scaled"],
+        help="rows as they are, or times the square root of their width, as Gemma has them",
+    )
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    from ckpt_convert.drafters import Choices
+
+    said = Choices(layout=options.layout, taps=options.taps, embedding=options.embedding)
+    return {"drafter": options.drafter, "choices": said}
 
 
 def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
@@ -103,6 +138,7 @@ def _convert(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         shard_for=options.shard_for,
         overwrite=options.force,
+        **_choices(options),
         found=_silent if options.json else _say,
     )
     print(json.dumps({"destination": str(conversion.destination)}) if options.json else conversion)
@@ -112,7 +148,7 @@ def _convert(options: argparse.Namespace) -> int:
 def _inspect(options: argparse.Namespace) -> int:
     from ckpt_convert.conversion import inspect
 
-    finding = inspect(options.source, dtype=options.dtype)
+    finding = inspect(options.source, dtype=options.dtype, **_choices(options))
     print(json.dumps(finding.as_json(), ensure_ascii=False) if options.json else finding)
     return 1 if finding.faults else 0
 

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ckpt_convert import arrays, chunks, inspection, store
+from ckpt_convert import arrays, chunks, drafters, inspection, store
+from ckpt_convert.drafters import UNSAID, Choices, DrafterConversion, DrafterFinding
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
 from ckpt_convert.inspection import Finding
@@ -73,12 +75,35 @@ def _reader(path: Path) -> Source:
     )
 
 
-def inspect(source: str | Path, *, dtype: str = AUTO) -> Finding:
+def inspect(
+    source: str | Path,
+    *,
+    dtype: str = AUTO,
+    drafter: bool = False,
+    choices: Choices = UNSAID,
+) -> Finding | DrafterFinding:
     """What ``source`` holds and all faults that keep it from being converted; writes nothing.
 
-    Raises ``ConversionError`` for a source that cannot be opened at all.
+    Raises ``ConversionError`` for a source that cannot be opened at all, and for a drafter that
+    cannot be converted. ``drafter`` and ``choices`` are those of `convert`.
     """
-    return inspection.look(open_source(Path(source)), Path(source), _stored_dtype(dtype))
+    source, wanted = Path(source), _stored_dtype(dtype)
+    if _is_drafter(source, drafter, choices):
+        return drafters.inspect_drafter(source, choices, dtype=wanted)
+    return inspection.look(open_source(source), source, wanted)
+
+
+def _is_drafter(source: Path, drafter: bool, choices: Choices) -> bool:
+    """A drafter's folder is known by its tensors; one inside a model is taken when asked for."""
+    foreign = source.is_dir() and not store.is_checkpoint(source)
+    if drafter or (foreign and drafters.is_drafter(source)):
+        return True
+    if choices != UNSAID:
+        raise ConversionError(
+            f"{source} holds no drafter, and {', '.join(choices.said())} is chosen for drafters "
+            "only; leave it out"
+        )
+    return False
 
 
 def convert(
@@ -88,21 +113,30 @@ def convert(
     dtype: str = AUTO,
     shard_for: str | None = None,
     overwrite: bool = False,
-    found: Callable[[Finding], None] = lambda finding: None,
-) -> Conversion:
-    """Convert a Hugging Face folder or a GGUF file into a checkpoint folder.
+    drafter: bool = False,
+    choices: Choices = UNSAID,
+    found: Callable[[Any], None] = lambda finding: None,
+) -> Conversion | DrafterConversion:
+    """Convert a Hugging Face folder, a GGUF file or a drafter into a checkpoint folder.
 
     ``dtype``: auto (the source's own; float32 for a quantised GGUF), float32, bfloat16 or float16.
     ``shard_for``: a mesh, "2x4" or "data=2,model=4", each device of which shall read its own bytes
-    only; any other mesh can read the checkpoint too. ``found`` is told what the source holds before
-    any tensor is read. Memory stays near one copy of the model. Raises ``ConversionError`` for any
-    source that cannot be read or mapped in full and any destination that cannot be written; nothing
-    is left then.
+    only; any other mesh can read the checkpoint too. ``drafter`` takes the drafter that lies in a
+    model's checkpoint, beside it; ``choices`` says of a drafter what no flag does. ``found`` is
+    told what the source holds before any tensor is read, by a `Finding` or `DrafterFinding`. Memory
+    stays near one copy of the model. Raises ``ConversionError`` for any source that cannot be read
+    or mapped in full and any destination that cannot be written; nothing is left then.
     """
     began = time.perf_counter()
     wanted, destination = _stored_dtype(dtype), Path(destination)
     mesh = None if shard_for is None else chunks.parse_mesh(shard_for)
     store.refuse_existing(destination, overwrite)
+    if _is_drafter(Path(source), drafter, choices):
+        if mesh is not None:
+            raise ConversionError("a drafter is not cut for a mesh; leave --shard-for out")
+        return drafters.convert_drafter(
+            source, destination, choices, dtype=wanted, overwrite=overwrite, found=found
+        )
     reader = open_source(Path(source))
     finding = inspection.look(reader, Path(source), wanted)
     finding.refuse_faults()

@@ -99,7 +99,7 @@ class SafetensorsSource:
         self.ignored: tuple[Ignored, ...] = IGNORED
         if not self.config.tie_embeddings:
             self.ignored = tuple(entry for entry in IGNORED if "lm_head" not in entry.pattern)
-        self._stored = _stored_tensors(folder)
+        self._stored = stored_tensors(folder)
         quantised_source.refuse_unreadable(config, self._stored)
         self._block = quantised_source.block_shape(config)
         if any(stored.dtype in quantised_source.FP8 for stored in self._stored.values()):
@@ -218,18 +218,23 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).is_file():
         return _sharded(folder, read_json(folder / INDEX).get("weight_map") or {})
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
+    refuse_pickles(folder)
+    raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise for a folder with pickles in it."""
     pickles = [file.name for end in PICKLES for file in sorted(folder.glob(f"*{end}"))]
     if pickles:
         raise ConversionError(
             f"{folder} holds PyTorch pickles only ({pickles[0]}), which are never executed; have "
-            "Transformers save the model as safetensors"
+            "Transformers save a model as safetensors, and safetensors.torch a drafter's tensors"
         )
-    raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
 
 
 def _sharded(folder: Path, weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:

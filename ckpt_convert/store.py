@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FORMAT = "specjax-checkpoint"
 VERSION = 1
 MANIFEST = "config.json"
+# The kind that a drafter's manifest says it is; a model's says nothing.
+DRAFTER = "drafter"
 ARRAYS = "params"
 # The source's own config.json and generation_config.json, as they were.
 SOURCE = "source"
@@ -73,16 +75,16 @@ def is_checkpoint(path: Path) -> bool:
 def save(
     path: Path,
     params: Mapping[str, Any],
-    manifest: Manifest,
+    manifest: Any,
     beside: Mapping[str, bytes],
     *,
     chunks: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> Manifest:
+) -> Any:
     """Write a checkpoint folder in one step: into a sibling first, renamed when complete.
 
-    ``beside`` holds what goes with the arrays: the contents of files by their path in the folder.
-    ``chunks``: see ``arrays.save``.
+    ``manifest`` is a dataclass whose field ``files`` is filled in. ``beside`` holds what goes with
+    the arrays: the contents of files by their path in the folder. ``chunks``: see ``arrays.save``.
     Returns the manifest as written. Raises ``ConversionError`` where ``path`` exists and
     ``overwrite`` is false, and where the disk is full or not writable; nothing is left behind then.
     """
@@ -119,7 +121,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _to_json(manifest: Manifest) -> dict[str, Any]:
+def _to_json(manifest: Any) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION} | dataclasses.asdict(manifest)
 
 
@@ -135,6 +137,24 @@ def read_manifest(path: str | Path) -> Manifest:
     from specjax.models.decoder import DecoderConfig
 
     path = Path(path)
+    entries = read_entries(path)
+    if entries.get("kind") == DRAFTER:
+        raise ConversionError(
+            f"{path} is a drafter, no model; read it with ckpt_convert.load_drafter"
+        )
+    try:
+        config = rebuilt(DecoderConfig, entries.pop("config"))
+        for name in ("eos_ids", "tokenizer_files"):
+            entries[name] = tuple(entries[name])
+        manifest = Manifest(config=config, **entries)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise damaged_manifest(path, fault) from None
+    check_files(path, manifest.files)
+    return manifest
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """What ``config.json`` holds, of a model's checkpoint or of a drafter's."""
     if not path.is_dir():
         raise ConversionError(f"{path} is no folder; convert a model with: {_command('SRC', path)}")
     if not is_checkpoint(path):
@@ -148,20 +168,21 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path} is of version {version}, this specjax reads {VERSION}; convert the model again"
         )
     entries.pop("format")
-    try:
-        config = rebuilt(DecoderConfig, entries.pop("config"))
-        for name in ("eos_ids", "tokenizer_files"):
-            entries[name] = tuple(entries[name])
-        manifest = Manifest(config=config, **entries)
-    except (KeyError, TypeError, ValueError) as fault:
-        raise _corrupt(path, f"{MANIFEST} is damaged ({fault})") from None
-    for name, size in manifest.files.items():
+    return entries
+
+
+def check_files(path: Path, files: Mapping[str, int]) -> None:
+    """Raise for a file that is lost or cut."""
+    for name, size in files.items():
         file = path / name
         if not file.is_file():
             raise _corrupt(path, f"{name} is missing")
         if file.stat().st_size != size:
             raise _corrupt(path, f"{name} has {file.stat().st_size} bytes instead of {size}")
-    return manifest
+
+
+def damaged_manifest(path: Path, fault: Exception) -> ConversionError:
+    return _corrupt(path, f"{MANIFEST} is damaged ({fault})")
 
 
 def rebuilt(kind: Any, value: Any) -> Any:
@@ -204,12 +225,12 @@ def load(
     path = Path(path)
     manifest = read_manifest(path)
     abstract = _abstract(manifest, manifest.dtype if dtype is None else dtype)
-    abstract = _placed(abstract, shardings)
+    abstract = placed(abstract, shardings)
     return Checkpoint(
         path=path,
         family=manifest.family,
         config=manifest.config,
-        params=_restored(path, abstract),
+        params=restored(path, abstract),
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         tokenizer_files={name: path / name for name in manifest.tokenizer_files},
@@ -217,7 +238,7 @@ def load(
     )
 
 
-def _restored(path: Path, abstract: Any) -> Any:
+def restored(path: Path, abstract: Any) -> Any:
     from ckpt_convert import arrays
 
     try:
@@ -262,7 +283,7 @@ def _abstract(manifest: Manifest, dtype: Any) -> Any:
     )
 
 
-def _placed(abstract: Any, shardings: Any) -> Any:
+def placed(abstract: Any, shardings: Any) -> Any:
     """Shape, dtype and sharding of every parameter."""
     import jax
 

@@ -244,7 +244,7 @@ def place(
             name, tensor = placement.name, read(placement.name)
         rule = placement.rule
         target = leaf(params, rule.path)[placement.index]
-        _fill(target, rule.part(config), rule.apply(tensor, config), name)
+        fill(target, rule.part(config), rule.apply(tensor, config), name)
     return params
 
 
@@ -254,7 +254,7 @@ def _allocate(shapes: Any, dtype: np.dtype) -> Any:
     return np.empty(shapes, dtype)
 
 
-def _fill(target: np.ndarray, part: Index, values: np.ndarray, name: str) -> None:
+def fill(target: np.ndarray, part: Index, values: np.ndarray, name: str) -> None:
     with np.errstate(over="ignore"):  # reported below, by name
         target[part] = values
     if target.dtype.itemsize < values.dtype.itemsize or target.dtype == np.float16:

@@ -16,6 +16,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "docs/conversion.md",
     "docs/design.md",
+    "docs/drafters.md",
     "docs/testing.md",
 )
 
@@ -50,7 +51,7 @@ def test_make_targets_exist(document, checkout):
 def test_contributors_registries_exist(checkout):
     text = (checkout / "CONTRIBUTING.md").read_text()
     registries = re.findall(r"[Nn]ame it in `(\w+)` in\s+`([\w/]+\.py)`", text)
-    assert len(registries) == 3
+    assert len(registries) == 4
     for name, path in registries:
         assert re.search(rf"^{name}\b.* = ", (checkout / path).read_text(), re.M), (name, path)
 
