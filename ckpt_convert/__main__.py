@@ -20,6 +20,9 @@ def parser() -> argparse.ArgumentParser:
         help="auto: as the source has it, float32 for a quantised GGUF",
     )
     made.add_argument(
+        "--quantize", choices=["int8", "int4"], help="keep the matrices in small integers"
+    )
+    made.add_argument(
         "--force", action="store_true", help="replace a checkpoint at the destination"
     )
     made.add_argument(
@@ -38,7 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         conversion = convert(
-            options.source, options.destination, dtype=options.dtype, overwrite=options.force
+            options.source,
+            options.destination,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            overwrite=options.force,
         )
     except (ConversionError, OSError, MemoryError) as fault:
         return _fail(_sentence(fault), options.json)

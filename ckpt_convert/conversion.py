@@ -10,6 +10,7 @@ import numpy as np
 from ckpt_convert import store
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
+from ckpt_convert.packing import quantised
 from ckpt_convert.safetensors_source import DTYPES, SafetensorsSource, sha256
 from ckpt_convert.tensors import Placement, place, plan
 from specjax.models.decoder import DecoderConfig
@@ -30,12 +31,14 @@ class Conversion:
     tensors: int
     ignored: dict[str, str]
     tokenizer_files: tuple[str, ...]
+    quantization: str | None = None
 
     def __str__(self) -> str:
         windowed = sum(window is not None for window in self.config.windows)
         lines = [
             f"family      {self.family}",
-            f"parameters  {self.parameters / 1e6:,.1f} million, {self.dtype}",
+            f"parameters  {self.parameters / 1e6:,.1f} million, {self.dtype}"
+            + (f", matrices in {self.quantization}" if self.quantization else ""),
             f"vocabulary  {self.config.vocab_size:,}",
             f"context     {self.config.max_position:,}"
             + (f", {windowed} layers with a sliding window" if windowed else ""),
@@ -64,11 +67,17 @@ def open_source(path: Path) -> SafetensorsSource | GGUFSource:
 
 
 def convert(
-    source: str | Path, destination: str | Path, *, dtype: str = AUTO, overwrite: bool = False
+    source: str | Path,
+    destination: str | Path,
+    *,
+    dtype: str = AUTO,
+    quantize: str | None = None,
+    overwrite: bool = False,
 ) -> Conversion:
     """Convert a Hugging Face folder or a GGUF file into a checkpoint folder.
 
     ``dtype``: auto (the source's own; float32 for a quantised GGUF), float32, bfloat16 or float16.
+    ``quantize``: int8 or int4, for matrices in these (`specjax.models.quantised`).
     Memory stays near one copy of the model. Raises ``ConversionError`` for any source that cannot
     be read or mapped in full and any destination that cannot be written; nothing is left then.
     """
@@ -80,7 +89,10 @@ def convert(
     reader = open_source(Path(source))
     placements, ignored = plan(reader.tensors, reader.rules, reader.ignored, reader.config)
     stored = reader.dtype if dtype == AUTO else STORED_DTYPES[dtype]
-    params = place(reader.read, progress(placements), reader.config, stored)
+    params: dict = place(reader.read, progress(placements), reader.config, stored)
+    parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
+    if quantize is not None:
+        params = quantised(params, reader.config, quantize)
     manifest = store.Manifest(
         family=reader.family.name,
         config=reader.config,
@@ -90,6 +102,7 @@ def convert(
         source=Path(source).name,
         source_sha256=sha256(reader.files),
         generation=reader.generation,
+        quantization=quantize,
     )
     manifest = store.save(
         destination, params, manifest, reader.write_tokenizer, overwrite=overwrite
@@ -99,10 +112,11 @@ def convert(
         family=manifest.family,
         config=manifest.config,
         dtype=manifest.dtype,
-        parameters=sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params)),
+        parameters=parameters,
         tensors=len(placements),
         ignored=ignored,
         tokenizer_files=manifest.tokenizer_files,
+        quantization=manifest.quantization,
     )
 
 

@@ -38,7 +38,7 @@ ALONE = 64 << 20
 class Manifest:
     """What ``config.json`` says of a checkpoint, arrays aside.
 
-    ``files`` maps every other file of the folder to its size, so that a folder with a lost or a
+    ``quantization`` is the scheme of its matrices (`specjax.models.quantised`), if any. ``files`` maps every other file of the folder to its size, so that a folder with a lost or a
     cut file is known before an array is read.
     """
 
@@ -52,6 +52,7 @@ class Manifest:
     tokenizer_files: tuple[str, ...] = ()
     generation: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,8 @@ def load(
     ``jax.ShapeDtypeStruct`` tree to such a pytree; None puts everything on the default device.
     Raises ``ConversionError`` for a folder that is no checkpoint, is incomplete or is damaged.
     """
+    from ckpt_convert.packing import in_use
+
     path = Path(path)
     manifest = read_manifest(path)
     abstract = _abstract_params(manifest, dtype, shardings)
@@ -303,7 +306,7 @@ def load(
         path=path,
         family=manifest.family,
         config=manifest.config,
-        params=_restore(path, abstract),
+        params=in_use(_restore(path, abstract), manifest.config.num_layers),
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         tokenizer_files={name: path / name for name in manifest.tokenizer_files},
@@ -316,6 +319,7 @@ def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
+    from ckpt_convert.packing import as_dicts, stored_shapes
     from ckpt_convert.tensors import parameter_shapes
 
     wanted = jnp.dtype(dtype if dtype is not None else manifest.dtype)
@@ -324,6 +328,7 @@ def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
         parameter_shapes(manifest.config),
         is_leaf=lambda node: isinstance(node, tuple),
     )
+    abstract = stored_shapes(abstract, manifest.config, manifest.quantization)
     if callable(shardings):
         shardings = shardings(abstract)
     if shardings is None:
@@ -333,7 +338,7 @@ def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract,
-        shardings,
+        as_dicts(shardings),
     )
 
 

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.cache import KVCache, positions, visible
 from specjax.models.attention import attend
-from specjax.models.linear import head, linear, precision_of, rms_norm
+from specjax.models.linear import embedding, head, linear, precision_of, rms_norm
+from specjax.models.quantised import check_scheme, quantise, quantised_axes
 from specjax.models.rope import Rope, rotate, rotation
 from specjax.types import TargetOutput
 
@@ -189,7 +190,7 @@ class Decoder(nnx.Module):
         place = positions(cache.length, parents, block)
         turn = rotation(self.config.rope, place, self.config.head_dim)
         seen = self._masks(cache, parents, block)
-        x = jnp.take(self.embed[...], tokens, axis=0, mode="clip")
+        x = embedding(self.embed[...], tokens).astype(self.norm[...].dtype)
         run = self._scan if self.stacked else self._unroll
         x, cache, features = run(x, cache, seen, turn, taps)
         if logits_at is not None:
@@ -245,11 +246,16 @@ class DecoderTarget:
 
     ``stacked`` chooses the layer loop: a scan over stacked weights (TPU, GPU, 16-bit on CPU), or
     unrolled over one dict a layer, which is faster in float32 on a CPU. ``dtype`` is the cache's.
+    ``quantization`` ("int8", "int4") says that matrices are `specjax.models.quantised.Quantised`.
     """
 
     config: DecoderConfig
     dtype: str = "float32"
     stacked: bool = True
+    quantization: str | None = None
+
+    def __post_init__(self):
+        check_scheme(self.quantization)
 
     def init_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache; bytes = 2 Y B K S W times the dtype's size."""
@@ -270,7 +276,8 @@ class DecoderTarget:
         """Random parameters, for tests and training from scratch."""
         decoder = Decoder(self.config, self.stacked, rngs=nnx.Rngs(params=key))
         params = nnx.to_pure_dict(nnx.state(decoder))
-        return jax.tree.map(lambda w: w.astype(self.dtype), params)
+        params = jax.tree.map(lambda w: w.astype(self.dtype), params)
+        return quantise(params, parameter_axes(self.config, self.stacked), self.quantization)
 
     def abstract_params(self) -> dict[str, Any]:
         """Shapes and dtypes of the parameters, no memory."""
@@ -278,7 +285,7 @@ class DecoderTarget:
 
     def parameter_axes(self) -> dict[str, Any]:
         """Logical axes of the parameters, for `specjax.sharding`."""
-        return parameter_axes(self.config, self.stacked)
+        return quantised_axes(parameter_axes(self.config, self.stacked), self.quantization)
 
     def first_layers(self, layers: int) -> "DecoderTarget":
         """The model made of this one's first layers, norm and head, over the same parameters."""

@@ -1,0 +1,93 @@
+"""Quantised parameters at rest: plain dicts of arrays, two int4 in a byte.
+
+The two are the same place of two layers that follow each other: the layers' axis is the one that
+every quantised matrix of a layer has and that is never split over devices.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ckpt_convert.errors import ConversionError
+from specjax.models.decoder import DecoderConfig, parameter_axes
+from specjax.models.quantised import Quantised, check_scheme, quantise, refuse_faults
+
+PARTS = {"values", "scales"}
+
+
+def quantised(params: Mapping[str, Any], config: DecoderConfig, scheme: str) -> dict[str, Any]:
+    """Stacked NumPy parameters, quantised and as they are stored.
+
+    Raises ``ConversionError`` for an unknown scheme and for weights that cannot be quantised.
+    """
+    try:
+        check_scheme(scheme)
+        made = quantise(params, parameter_axes(config, stacked=True), scheme)
+        refuse_faults(made)
+    except ValueError as fault:
+        raise ConversionError(str(fault)) from None
+    return at_rest(made)
+
+
+def stored_shapes(abstract: Any, config: DecoderConfig, scheme: str | None) -> Any:
+    """Shapes and types at rest of parameters with these shapes and types when plain."""
+    axes = parameter_axes(config, stacked=True)
+    return jax.eval_shape(lambda plain: at_rest(quantise(plain, axes, scheme)), abstract)
+
+
+def at_rest(params: Any) -> Any:
+    """Quantised parameters as dicts, those by groups (int4) packed."""
+
+    def pack(leaf):
+        if not (isinstance(leaf, Quantised) and leaf.grouped):
+            return leaf
+        return leaf.replace(values=_packed(leaf.values))
+
+    return as_dicts(jax.tree.map(pack, params, is_leaf=_is_quantised))
+
+
+def as_dicts(tree: Any) -> Any:
+    """A tree with a dict in the place of every quantised parameter."""
+    return jax.tree.map(
+        lambda leaf: (
+            {"values": leaf.values, "scales": leaf.scales} if isinstance(leaf, Quantised) else leaf
+        ),
+        tree,
+        is_leaf=_is_quantised,
+    )
+
+
+def in_use(tree: Any, layers: int) -> Any:
+    """What `at_rest` was made from."""
+    if not isinstance(tree, Mapping):
+        return tree
+    if set(tree) == PARTS:
+        values, scales = tree["values"], tree["scales"]
+        if values.dtype == jnp.uint8:
+            return Quantised(_unpacked(values, layers), scales, grouped=True)
+        return Quantised(values, scales)
+    return {name: in_use(inner, layers) for name, inner in tree.items()}
+
+
+def _packed(values: Any) -> Any:
+    xp = np if isinstance(values, np.ndarray) else jnp
+    if len(values) % 2:
+        values = xp.concatenate([values, xp.zeros_like(values[:1])])
+    low, high = (values[start::2].astype(xp.uint8) & xp.uint8(15) for start in (0, 1))
+    return low | (high << xp.uint8(4))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpacked(packed: jax.Array, layers: int) -> jax.Array:
+    both = jax.lax.bitcast_convert_type(packed, jnp.int8)
+    # Shifted to the right as signed integers, which brings the sign along.
+    pairs = jnp.stack([(both << 4) >> 4, both >> 4], axis=1)
+    return pairs.reshape(-1, *packed.shape[1:])[:layers]
+
+
+def _is_quantised(node: Any) -> bool:
+    return isinstance(node, Quantised)
