@@ -6,6 +6,7 @@ every quantised matrix of a layer has and that is never split over devices.
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -45,7 +46,7 @@ def at_rest(params: Any) -> Any:
     def pack(leaf):
         if not (isinstance(leaf, Quantised) and leaf.grouped):
             return leaf
-        return leaf.replace(values=_packed(leaf.values))
+        return replace(leaf, values=_packed(leaf.values))
 
     return as_dicts(jax.tree.map(pack, params, is_leaf=_is_quantised))
 

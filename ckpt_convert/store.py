@@ -38,8 +38,9 @@ ALONE = 64 << 20
 class Manifest:
     """What ``config.json`` says of a checkpoint, arrays aside.
 
-    ``quantization`` is the scheme of its matrices (`specjax.models.quantised`), if any. ``files`` maps every other file of the folder to its size, so that a folder with a lost or a
-    cut file is known before an array is read.
+    ``quantization`` is the scheme of its matrices (`specjax.models.quantised`), if any. ``files``
+    maps every other file of the folder to its size, so that a folder with a lost or a cut file is
+    known before an array is read.
     """
 
     family: str

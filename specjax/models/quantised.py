@@ -11,6 +11,7 @@ import functools
 import math
 import typing
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -63,7 +64,7 @@ class Quantised:
 
     def __iter__(self) -> Iterator["Quantised"]:
         for values, scales in zip(self.values, self.scales, strict=True):
-            yield self.replace(values=values, scales=scales)
+            yield replace(self, values=values, scales=scales)
 
     def operands(self, x: Array, contract: Contract) -> tuple[Array, Array, Contract, Any]:
         """What to multiply to get x times the matrix: (x, floats like x, contracted axes of both),
@@ -103,13 +104,14 @@ def quantised_axes(axes: Mapping[str, Any], quantization: str | None) -> dict[st
     is, or ``member`` where that is split: its groups are, and no array is split twice one way.
     """
 
-    def turn(name, own, scheme):
+    def turn(name, own: Any, scheme):
         if scheme == "int8":
-            outputs = tuple(axis for axis in own if axis not in CONTRACTED[name])
+            outputs: Any = tuple(axis for axis in own if axis not in CONTRACTED[name])
             return Quantised(values=own, scales=outputs)
         place = own.index(CONTRACTED[name][-1]) + 1
         member = "member" if own[place - 1] in MESH_AXIS else own[place - 1]
-        return Quantised(values=(*own[:place], member, *own[place:]), scales=own, grouped=True)
+        values: Any = (*own[:place], member, *own[place:])
+        return Quantised(values=values, scales=own, grouped=True)
 
     return _turned(axes, axes, quantization, turn)
 
@@ -137,7 +139,7 @@ def refuse_faults(params: Mapping[str, Any]) -> None:
     """Raises ValueError that names the first matrix with a NaN or an infinite value."""
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_quantised)
     for path, leaf in leaves:
-        # Both find their way into the largest value of a channel, and so into its scale.
+        # A channel with such a value has the scale NaN.
         if _is_quantised(leaf) and not bool(jnp.isfinite(leaf.scales).all()):
             name = ".".join(str(step.key) for step in path)
             raise ValueError(
@@ -158,7 +160,7 @@ def held(params: Mapping[str, Any], platform: str) -> dict[str, Any]:
     def narrow(leaf):
         if not (_is_quantised(leaf) and leaf.grouped):
             return leaf
-        return leaf.replace(values=leaf.values.astype(jnp.int4))
+        return replace(leaf, values=leaf.values.astype(jnp.int4))
 
     return jax.tree.map(narrow, params, is_leaf=_is_quantised)
 
@@ -194,7 +196,8 @@ def _groups(name: str, size: int) -> int:
 
 def _by_channel(contracted, xp, weight) -> Quantised:
     wide = weight.astype(xp.float32)
-    scales = xp.max(xp.abs(wide), axis=contracted, keepdims=True) * xp.float32(1 / 127)
+    largest = xp.max(xp.abs(wide), axis=contracted, keepdims=True)
+    scales = _marked(xp, wide, contracted, largest * xp.float32(1 / 127))
     scales, inverse = _inverse(xp, scales)
     values = xp.rint(wide * inverse).astype(xp.int8)
     return Quantised(values, xp.squeeze(scales, axis=contracted))
@@ -206,9 +209,16 @@ def _by_group(axis, groups, xp, weight) -> Quantised:
     wide = weight.astype(xp.float32).reshape(split)
     low, high = (pick(wide, axis=axis + 1, keepdims=True) for pick in (xp.min, xp.max))
     largest = xp.where(high > -low, high, low)
-    scales, inverse = _inverse(xp, (largest / xp.float32(-8)).astype(jnp.bfloat16))
+    scales = _marked(xp, wide, axis + 1, largest / xp.float32(-8)).astype(jnp.bfloat16)
+    scales, inverse = _inverse(xp, scales)
     values = xp.clip(xp.rint(wide * inverse), -8, 7).astype(xp.int8)
     return Quantised(values, xp.squeeze(scales, axis=axis + 1), grouped=True)
+
+
+def _marked(xp, wide, axis, scales):
+    """NaN for a channel with a NaN or an infinite value: a compiler's maximum may pass by it."""
+    sound = xp.all(xp.isfinite(wide), axis=axis, keepdims=True)
+    return xp.where(sound, scales, xp.float32(np.nan))
 
 
 def _inverse(xp, scales):
