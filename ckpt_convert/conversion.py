@@ -1,19 +1,18 @@
 """The conversion itself: a source, its plan, its parameters, a checkpoint folder."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import numpy as np
-
 from ckpt_convert import store
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
-from ckpt_convert.packing import quantised
+from ckpt_convert.packing import by_parameter, place_quantised
 from ckpt_convert.safetensors_source import DTYPES, SafetensorsSource, sha256
-from ckpt_convert.tensors import Placement, place, plan
+from ckpt_convert.tensors import Placement, parameter_shapes, place, plan
 from specjax.models.decoder import DecoderConfig
+from specjax.models.quantised import SCHEMES
 
 AUTO = "auto"
 STORED_DTYPES = {"float32": DTYPES["F32"], "bfloat16": DTYPES["BF16"], "float16": DTYPES["F16"]}
@@ -84,15 +83,19 @@ def convert(
     if dtype != AUTO and dtype not in STORED_DTYPES:
         known = ", ".join([AUTO, *STORED_DTYPES])
         raise ConversionError(f"dtype {dtype!r} is not known (known: {known})")
+    if quantize is not None and quantize not in SCHEMES:
+        known = ", ".join(SCHEMES)
+        raise ConversionError(f"quantization {quantize!r} is not known (known: {known})")
     destination = Path(destination)
     store.refuse_existing(destination, overwrite)
     reader = open_source(Path(source))
     placements, ignored = plan(reader.tensors, reader.rules, reader.ignored, reader.config)
     stored = reader.dtype if dtype == AUTO else STORED_DTYPES[dtype]
-    params: dict = place(reader.read, progress(placements), reader.config, stored)
-    parameters = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
-    if quantize is not None:
-        params = quantised(params, reader.config, quantize)
+    if quantize is None:
+        params = place(reader.read, progress(placements), reader.config, stored)
+    else:
+        ordered = progress(by_parameter(placements))
+        params = place_quantised(reader.read, ordered, reader.config, stored, quantize)
     manifest = store.Manifest(
         family=reader.family.name,
         config=reader.config,
@@ -112,12 +115,18 @@ def convert(
         family=manifest.family,
         config=manifest.config,
         dtype=manifest.dtype,
-        parameters=parameters,
+        parameters=_count(parameter_shapes(reader.config)),
         tensors=len(placements),
         ignored=ignored,
         tokenizer_files=manifest.tokenizer_files,
         quantization=manifest.quantization,
     )
+
+
+def _count(shapes) -> int:
+    if isinstance(shapes, dict):
+        return sum(_count(inner) for inner in shapes.values())
+    return math.prod(shapes)
 
 
 def progress(placements: list[Placement]) -> Iterator[Placement]:

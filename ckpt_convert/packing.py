@@ -5,7 +5,8 @@ every quantised matrix of a layer has and that is never split over devices.
 """
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +15,54 @@ import jax.numpy as jnp
 import numpy as np
 
 from ckpt_convert.errors import ConversionError
+from ckpt_convert.tensors import Placement, place
 from specjax.models.decoder import DecoderConfig, parameter_axes
-from specjax.models.quantised import Quantised, check_scheme, quantise, refuse_faults
+from specjax.models.quantised import Quantised, quantise, refuse_faults
 
 PARTS = {"values", "scales"}
 
 
-def quantised(params: Mapping[str, Any], config: DecoderConfig, scheme: str) -> dict[str, Any]:
-    """Stacked NumPy parameters, quantised and as they are stored.
+def place_quantised(
+    read: Callable[[str], np.ndarray],
+    placements: Iterable[Placement],
+    config: DecoderConfig,
+    dtype: np.dtype,
+    scheme: str,
+) -> dict[str, Any]:
+    """`tensors.place` for one parameter at a time, quantised and packed before the next is read.
 
-    Raises ``ConversionError`` for an unknown scheme and for weights that cannot be quantised.
+    Parameters of ``dtype`` come in `by_parameter`'s order. Raises ``ConversionError`` for weights
+    that cannot be quantised.
     """
-    try:
-        check_scheme(scheme)
-        made = quantise(params, parameter_axes(config, stacked=True), scheme)
-        refuse_faults(made)
-    except ValueError as fault:
-        raise ConversionError(str(fault)) from None
-    return at_rest(made)
+    axes = parameter_axes(config, stacked=True)
+    made: dict[str, Any] = {}
+    for path, group in itertools.groupby(placements, key=lambda one: one.rule.path):
+        # What is allocated and not filled takes no memory.
+        plain = _alone(place(read, group, config, dtype), path)
+        try:
+            turned = quantise(plain, _alone(axes, path), scheme)
+            refuse_faults(turned)
+        except ValueError as fault:
+            raise ConversionError(str(fault)) from None
+        _add(made, at_rest(turned))
+    return made
+
+
+def by_parameter(placements: Iterable[Placement]) -> list[Placement]:
+    """All tensors of a parameter after each other."""
+    return sorted(placements, key=lambda one: one.rule.path)
+
+
+def _alone(tree: Any, path: tuple[str, ...]) -> Any:
+    return {path[0]: _alone(tree[path[0]], path[1:])} if path else tree
+
+
+def _add(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for name, inner in other.items():
+        if isinstance(inner, Mapping) and name in tree:
+            _add(tree[name], inner)
+        else:
+            tree[name] = inner
 
 
 def stored_shapes(abstract: Any, config: DecoderConfig, scheme: str | None) -> Any:

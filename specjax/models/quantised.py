@@ -232,7 +232,7 @@ def _inverse(xp, scales):
     return xp.where(vanishing, xp.zeros_like(scales), scales), inverse
 
 
-def _in_blocks(quantised, weight, contracted, most: int = 16 << 20) -> Quantised:
+def _in_blocks(quantised, weight, contracted, most: int = 4 << 20) -> Quantised:
     """On the host some entries of the first axis at a time, so that no float copy of all is made;
     a compiler sees to that itself.
     """

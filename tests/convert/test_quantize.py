@@ -133,7 +133,7 @@ def test_a_model_in_memory_is_not_quantised(converted):
 
 
 def test_unknown_schemes_are_refused(source, tmp_path, converted):
-    with pytest.raises(ConversionError, match="'int2' is not known; choose int8, int4"):
+    with pytest.raises(ConversionError, match="'int2' is not known .known: int8, int4"):
         convert(source, tmp_path / "out", quantize="int2")
     with pytest.raises(ValueError, match="'int2' is not known"):
         specjax.checkpoint.load(converted(None), quantization="int2")
