@@ -27,6 +27,9 @@ def convert_parser() -> argparse.ArgumentParser:
     )
     _add_choices(made)
     made.add_argument(
+        "--quantize", choices=["int8", "int4"], help="keep the matrices in small integers"
+    )
+    made.add_argument(
         "--force", action="store_true", help="replace a checkpoint at the destination"
     )
     _add_json(made, "destination")
@@ -137,6 +140,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.destination,
         dtype=options.dtype,
         shard_for=options.shard_for,
+        quantize=options.quantize,
         overwrite=options.force,
         **_choices(options),
         found=_silent if options.json else _say,

@@ -9,7 +9,9 @@ import jax
 from jax.sharding import AbstractMesh
 
 from ckpt_convert.errors import ConversionError
+from ckpt_convert.packing import as_dicts
 from specjax.models.decoder import DecoderConfig, parameter_axes
+from specjax.models.quantised import quantised_axes
 from specjax.sharding import MESH_AXES, parameter_shardings
 
 Chunk = tuple[int, ...]
@@ -32,13 +34,18 @@ def parse_mesh(text: str) -> AbstractMesh:
 
 
 def chunk_shapes(
-    config: DecoderConfig, params: Mapping[str, Any], mesh: AbstractMesh, largest: int
+    config: DecoderConfig,
+    quantization: str | None,
+    params: Mapping[str, Any],
+    mesh: AbstractMesh,
+    largest: int,
 ) -> dict[str, Any]:
     """The shape of each parameter's chunks: of what one device holds, or an even part of it.
 
     No chunk is above ``largest`` bytes.
     """
-    shardings = parameter_shardings(mesh, parameter_axes(config, stacked=True), params)
+    axes = as_dicts(quantised_axes(parameter_axes(config, stacked=True), quantization))
+    shardings = parameter_shardings(mesh, axes, params)
     return jax.tree.map(
         lambda leaf, sharding: _cut(sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, largest),
         params,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from ckpt_convert.drafters import UNSAID, Choices, DrafterConversion, DrafterFin
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
 from ckpt_convert.inspection import Finding
+from ckpt_convert.packing import by_parameter, place_quantised
 from ckpt_convert.safetensors_source import DTYPES, PICKLES, SafetensorsSource, sha256
 from ckpt_convert.source import Source
 from ckpt_convert.tensors import Placement, place
 from specjax.models.decoder import DecoderConfig
+from specjax.models.quantised import SCHEMES
 
 AUTO = "auto"
 STORED_DTYPES = {"float32": DTYPES["F32"], "bfloat16": DTYPES["BF16"], "float16": DTYPES["F16"]}
@@ -36,9 +38,11 @@ class Conversion:
     tokenizer_files: tuple[str, ...]
     nbytes: int
     seconds: float
+    quantization: str | None = None
 
     def __str__(self) -> str:
-        size = f"{self.nbytes / 1e6:,.1f} MB of {self.dtype}"
+        matrices = f", matrices in {self.quantization}" if self.quantization else ""
+        size = f"{self.nbytes / 1e6:,.1f} MB of {self.dtype}{matrices}"
         return f"written     {self.destination}: {size} in {self.seconds:.1f} s"
 
 
@@ -112,6 +116,7 @@ def convert(
     *,
     dtype: str = AUTO,
     shard_for: str | None = None,
+    quantize: str | None = None,
     overwrite: bool = False,
     drafter: bool = False,
     choices: Choices = UNSAID,
@@ -121,19 +126,25 @@ def convert(
 
     ``dtype``: auto (the source's own; float32 for a quantised GGUF), float32, bfloat16 or float16.
     ``shard_for``: a mesh, "2x4" or "data=2,model=4", each device of which shall read its own bytes
-    only; any other mesh can read the checkpoint too. ``drafter`` takes the drafter that lies in a
-    model's checkpoint, beside it; ``choices`` says of a drafter what no flag does. ``found`` is
-    told what the source holds before any tensor is read, by a `Finding` or `DrafterFinding`. Memory
-    stays near one copy of the model. Raises ``ConversionError`` for any source that cannot be read
-    or mapped in full and any destination that cannot be written; nothing is left then.
+    only; any other mesh can read the checkpoint too. ``quantize``: int8 or int4, for matrices in
+    these (`specjax.models.quantised`). ``drafter`` takes the drafter that lies in a model's
+    checkpoint, beside it; ``choices`` says of a drafter what no flag does. ``found`` is told what
+    the source holds before any tensor is read, by a `Finding` or `DrafterFinding`. Memory stays
+    near one copy of the model. Raises ``ConversionError`` for any source that cannot be read or
+    mapped in full and any destination that cannot be written; nothing is left then.
     """
     began = time.perf_counter()
     wanted, destination = _stored_dtype(dtype), Path(destination)
     mesh = None if shard_for is None else chunks.parse_mesh(shard_for)
+    if quantize is not None and quantize not in SCHEMES:
+        known = ", ".join(SCHEMES)
+        raise ConversionError(f"quantization {quantize!r} is not known (known: {known})")
     store.refuse_existing(destination, overwrite)
     if _is_drafter(Path(source), drafter, choices):
         if mesh is not None:
             raise ConversionError("a drafter is not cut for a mesh; leave --shard-for out")
+        if quantize is not None:
+            raise ConversionError("a drafter is not quantised; leave --quantize out")
         return drafters.convert_drafter(
             source, destination, choices, dtype=wanted, overwrite=overwrite, found=found
         )
@@ -141,11 +152,11 @@ def convert(
     finding = inspection.look(reader, Path(source), wanted)
     finding.refuse_faults()
     found(finding)
-    params = place(_read(reader), progress(finding.placements), reader.config, finding.dtype)
-    manifest = _manifest(reader, finding)
+    params = _params(reader, finding, quantize)
+    manifest = replace(_manifest(reader, finding), quantization=quantize)
     cut = None
     if mesh is not None:
-        cut = chunks.chunk_shapes(reader.config, params, mesh, arrays.CHUNK)
+        cut = chunks.chunk_shapes(reader.config, quantize, params, mesh, arrays.CHUNK)
     store.save(
         destination, params, manifest, _beside(reader, finding), chunks=cut, overwrite=overwrite
     )
@@ -160,7 +171,15 @@ def convert(
         tokenizer_files=manifest.tokenizer_files,
         nbytes=arrays.nbytes(params),
         seconds=time.perf_counter() - began,
+        quantization=manifest.quantization,
     )
+
+
+def _params(reader: Source, finding: Finding, quantize: str | None) -> dict[str, Any]:
+    if quantize is None:
+        return place(_read(reader), progress(finding.placements), reader.config, finding.dtype)
+    ordered = progress(by_parameter(finding.placements))
+    return place_quantised(_read(reader), ordered, reader.config, finding.dtype, quantize)
 
 
 def _manifest(reader: Source, finding: Finding) -> store.Manifest:

@@ -60,6 +60,11 @@ def export(
     source, destination = Path(source), Path(destination)
     atomic_folder.refuse_existing(destination)
     manifest = store.read_manifest(source)
+    if manifest.quantization is not None:
+        raise ConversionError(
+            f"{source} holds {manifest.quantization} weights, which Hugging Face's format has not; "
+            "export a checkpoint that was converted without --quantize"
+        )
     family = _family(manifest)
     config = hf_config(source, manifest, family)
     wanted = _wanted(family, manifest.config)

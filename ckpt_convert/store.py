@@ -31,8 +31,9 @@ SOURCE = "source"
 class Manifest:
     """What ``config.json`` says of a checkpoint, arrays aside.
 
-    ``files`` maps every other file of the folder to its size, so that a folder with a lost or a
-    cut file is known before an array is read.
+    ``quantization`` is the scheme of its matrices (`specjax.models.quantised`), if any. ``files``
+    maps every other file of the folder to its size, so that a folder with a lost or a cut file is
+    known before an array is read.
     """
 
     family: str
@@ -45,6 +46,7 @@ class Manifest:
     tokenizer_files: tuple[str, ...] = ()
     generation: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,8 @@ def load(
     ``jax.ShapeDtypeStruct`` tree to such a pytree; None puts everything on the default device.
     Raises ``ConversionError`` for a folder that is no checkpoint, is incomplete or is damaged.
     """
+    from ckpt_convert.packing import in_use
+
     path = Path(path)
     manifest = read_manifest(path)
     abstract = _abstract(manifest, manifest.dtype if dtype is None else dtype)
@@ -230,7 +234,7 @@ def load(
         path=path,
         family=manifest.family,
         config=manifest.config,
-        params=restored(path, abstract),
+        params=in_use(restored(path, abstract), manifest.config.num_layers),
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         tokenizer_files={name: path / name for name in manifest.tokenizer_files},
@@ -274,18 +278,22 @@ def _abstract(manifest: Manifest, dtype: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
+    from ckpt_convert.packing import stored_shapes
     from ckpt_convert.tensors import parameter_shapes
 
-    return jax.tree.map(
+    plain = jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
         parameter_shapes(manifest.config),
         is_leaf=lambda node: isinstance(node, tuple),
     )
+    return stored_shapes(plain, manifest.config, manifest.quantization)
 
 
 def placed(abstract: Any, shardings: Any) -> Any:
     """Shape, dtype and sharding of every parameter."""
     import jax
+
+    from ckpt_convert.packing import as_dicts
 
     if callable(shardings):
         shardings = shardings(abstract)
@@ -296,7 +304,7 @@ def placed(abstract: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract,
-        shardings,
+        as_dicts(shardings),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from specjax.checkpoint import Model, load
+from specjax.checkpoint import Model, check_loaded, load
 from specjax.draft import Host
 from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
@@ -47,6 +47,7 @@ class LLM:
         speculative_config: vLLM's or Transformers' keys, see `SpeculativeConfig`; None decodes
             plainly.
         dtype: "auto", "float32", "bfloat16" or "float16".
+        quantization: "int8" or "int4" for weights in small integers; None as the model has them.
         max_model_len: most tokens of prompt and output together; None is the model's own limit.
         max_num_seqs: rows decoded together; longer lists are served in groups.
         mesh: devices to shard over (`specjax.sharding.make_mesh`).
@@ -63,6 +64,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         mesh: Mesh | None = None,
@@ -75,7 +77,11 @@ class LLM:
         if max_model_len is not None:
             require_integer("max_model_len", max_model_len)
         self._key = seed_key(seed)
-        self.model = model if isinstance(model, Model) else load(model, dtype=dtype, mesh=mesh)
+        if isinstance(model, Model):
+            check_loaded(model, quantization)
+            self.model = model
+        else:
+            self.model = load(model, dtype=dtype, mesh=mesh, quantization=quantization)
         self.tokenizer = self.model.tokenizer
         self.max_model_len = self._model_len(max_model_len)
         self.model = replace(self.model, target=self._served(self.model.target))

@@ -99,8 +99,12 @@ def tpu_layout(axes: tuple[str, ...]) -> Layout | None:
     """Order in memory of an array with these logical axes, None for whatever XLA takes.
 
     A TPU tiles the last two axes, which should be long: the contracted one and the last. Fused
-    projections, which stand between these, come before both.
+    projections, which stand between these, come before both. Groups of int4 weights it multiplies
+    side by side, their members before them.
     """
+    if "member" in axes:
+        member = axes.index("member")
+        return Layout((*range(member - 1), member, member - 1, *range(member + 1, len(axes))))
     if "embed" not in axes[:-2]:
         return None
     order = sorted(range(len(axes) - 1), key=lambda place: axes[place] == "embed")

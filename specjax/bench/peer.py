@@ -105,6 +105,8 @@ def to_transformers(model: Model) -> Any:
     except ImportError:
         raise ValueError("--peer transformers needs PyTorch: pip install torch") from None
     config = model.target.config
+    if model.target.quantization is not None:
+        raise ValueError("--peer transformers compares the same weights: leave --quantization out")
     if config != _plain(config):
         raise ValueError("--peer transformers takes plain Llama models only, such as SmolLM2")
     settings = LlamaConfig(

@@ -17,8 +17,9 @@ from specjax.cache import KVCache, positions, visible
 from specjax.models.architecture import DecoderConfig as DecoderConfig
 from specjax.models.architecture import parameter_axes as parameter_axes
 from specjax.models.layer import KEPT_STACKED, Layer, initial
-from specjax.models.linear import head
+from specjax.models.linear import embedding, head
 from specjax.models.norms import NORMS
+from specjax.models.quantised import check_scheme, quantise, quantised_axes
 from specjax.models.rope import Rope, identity, rotation
 from specjax.types import TargetOutput
 
@@ -67,7 +68,7 @@ class Decoder(nnx.Module):
 
     def _embedded(self, tokens: Int[Array, "B T"], place) -> Float[Array, "B T E"]:
         config = self.config
-        x = jnp.take(self.embed[...], tokens, axis=0, mode="clip")
+        x = embedding(self.embed[...], tokens).astype(self.norm[...].dtype)
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.learned_positions:
@@ -157,11 +158,16 @@ class DecoderTarget:
 
     ``stacked`` chooses the layer loop: a scan over stacked weights (TPU, GPU, 16-bit on CPU), or
     unrolled over one dict a layer, which is faster in float32 on a CPU. ``dtype`` is the cache's.
+    ``quantization`` ("int8", "int4") says that matrices are `specjax.models.quantised.Quantised`.
     """
 
     config: DecoderConfig
     dtype: str = "float32"
     stacked: bool = True
+    quantization: str | None = None
+
+    def __post_init__(self):
+        check_scheme(self.quantization)
 
     @property
     def max_length(self) -> int | None:
@@ -187,7 +193,8 @@ class DecoderTarget:
         """Random parameters, for tests and training from scratch."""
         decoder = Decoder(self.config, self.stacked, rngs=nnx.Rngs(params=key))
         params = nnx.to_pure_dict(nnx.state(decoder))
-        return jax.tree.map(lambda w: w.astype(self.dtype), params)
+        params = jax.tree.map(lambda w: w.astype(self.dtype), params)
+        return quantise(params, parameter_axes(self.config, self.stacked), self.quantization)
 
     def abstract_params(self) -> dict[str, Any]:
         """Shapes and dtypes of the parameters, no memory."""
@@ -195,7 +202,7 @@ class DecoderTarget:
 
     def parameter_axes(self) -> dict[str, Any]:
         """Logical axes of the parameters, for `specjax.sharding`."""
-        return parameter_axes(self.config, self.stacked)
+        return quantised_axes(parameter_axes(self.config, self.stacked), self.quantization)
 
     def first_layers(self, layers: int) -> "DecoderTarget":
         """The model made of this one's first layers, norm and head, over the same parameters."""

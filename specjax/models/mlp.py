@@ -5,12 +5,13 @@ from jaxtyping import Array, Float
 
 from specjax.models.activations import Activation
 from specjax.models.linear import linear
+from specjax.models.quantised import Quantised
 
 
 def gated_mlp(
     x: Float[Array, "B T D"],
-    gate_up: Float[Array, "D 2 F"],
-    down: Float[Array, "F D"],
+    gate_up: Float[Array, "D 2 F"] | Quantised,
+    down: Float[Array, "F D"] | Quantised,
     activation: Activation,
 ) -> Float[Array, "B T D"]:
     """(activation(x gate) * (x up)) down."""
@@ -20,9 +21,9 @@ def gated_mlp(
 
 def plain_mlp(
     x: Float[Array, "B T D"],
-    up: Float[Array, "D F"],
+    up: Float[Array, "D F"] | Quantised,
     up_bias: Float[Array, " F"] | None,
-    down: Float[Array, "F D"],
+    down: Float[Array, "F D"] | Quantised,
     activation: Activation,
 ) -> Float[Array, "B T D"]:
     """activation(x up + bias) down."""

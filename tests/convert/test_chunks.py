@@ -8,7 +8,7 @@ import tensorstore
 from convert.tiny_checkpoints import SIZES, expected_params, hf_config, hf_tensors, write_hf
 
 from ckpt_convert import ConversionError, arrays, chunks, convert, load, load_config
-from specjax.models.decoder import parameter_axes
+from specjax.models.decoder import DecoderTarget, parameter_axes
 from specjax.sharding import make_mesh, parameter_shardings
 
 pytestmark = pytest.mark.fast
@@ -77,6 +77,19 @@ def test_a_part_above_the_largest_chunk_is_cut_further(tmp_path, wide, monkeypat
     assert read < 1.2 * own_bytes(params)
     other, _ = restored(tmp_path / "cut", make_mesh(4, 1))
     jax.tree.map(np.testing.assert_array_equal, other, params)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_quantised_parameters_are_cut_as_well(tmp_path, wide, scheme):
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    convert(source, tmp_path / "plain", quantize=scheme)
+    convert(source, tmp_path / "cut", quantize=scheme, shard_for="1x2")
+    assert stored_chunks(tmp_path / "cut")["embed"] == {"values": (256, 128), "scales": (256,)}
+    mesh = make_mesh(1, 2)
+    target = DecoderTarget(load_config(tmp_path / "cut"), quantization=scheme)
+    shardings = parameter_shardings(mesh, target.parameter_axes(), target.abstract_params())
+    cut, plain = load(tmp_path / "cut", shardings=shardings), load(tmp_path / "plain")
+    jax.tree.map(np.testing.assert_array_equal, cut.params, plain.params)
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,13 @@ def test_a_full_disk_is_known_before_writing(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["converted", "source"]
 
 
+def test_quantised_weights_are_refused_by_name(tmp_path):
+    write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    convert(tmp_path / "source", tmp_path / "converted", quantize="int8")
+    with pytest.raises(ConversionError, match="holds int8 weights.*without --quantize"):
+        export(tmp_path / "converted", tmp_path / "exported")
+
+
 def test_damaged_arrays_leave_nothing(tmp_path):
     write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
     convert(tmp_path / "source", tmp_path / "converted")
