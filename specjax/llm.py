@@ -49,6 +49,7 @@ class LLM:
         dtype: "auto", "float32", "bfloat16" or "float16".
         quantization: "int8" or "int4" for weights in small integers; None as the model has them.
         max_model_len: most tokens of prompt and output together; None is the model's own limit.
+            A model with LongRoPE takes its short factors where this is short enough for them.
         max_num_seqs: rows decoded together; longer lists are served in groups.
         mesh: devices to shard over (`specjax.sharding.make_mesh`).
         seed: the engine's seed, for requests that name none.

@@ -24,7 +24,7 @@ from ckpt_convert.families.hf_config import (
 )
 from specjax.models.decoder import DecoderConfig
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -79,8 +79,12 @@ def gemma_gguf(metadata: GGUFMetadata, scaled_by_width: int) -> dict[str, Any]:
 
 
 def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:
-    kept = metadata.windows(every=2)
-    return from_metadata(metadata, windows=kept, **gemma_gguf(metadata, SCALED_BY_WIDTH))
+    """The first files of Gemma 2 leave window and soft caps to the reader."""
+    body = gemma_gguf(metadata, SCALED_BY_WIDTH)
+    body["attention_softcap"] = body["attention_softcap"] or DEFAULTS["attn_logit_softcapping"]
+    body["logit_softcap"] = body["logit_softcap"] or DEFAULTS["final_logit_softcapping"]
+    kept = metadata.windows(every=2, default=DEFAULTS["sliding_window"])
+    return from_metadata(metadata, windows=kept, **body)
 
 
 GEMMA_RULES = changed(

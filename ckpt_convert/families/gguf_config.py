@@ -53,12 +53,12 @@ class GGUFMetadata:
         value = self.get(key)
         return None if value is None else _shortest(value)
 
-    def windows(self, every: int = 0) -> tuple[int | None, ...]:
+    def windows(self, every: int = 0, default: int | None = None) -> tuple[int | None, ...]:
         """Each layer's sliding window: by the file's own pattern, else all but each ``every``-th.
 
-        0 is a window in every layer.
+        0 is a window in every layer. ``default`` is the window of a file that tells none.
         """
-        window = self.get("attention.sliding_window")
+        window = self.get("attention.sliding_window", default)
         if not window:
             return ()
         layers = range(self.require("block_count"))

