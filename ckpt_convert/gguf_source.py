@@ -1,5 +1,6 @@
 """A GGUF file: metadata, a tokenizer, tensors in any quantisation that ``gguf`` undoes."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,13 @@ import numpy as np
 
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, gguf_family
-from ckpt_convert.families.gguf_config import ROPE_FACTORS, GGUFMetadata
-from ckpt_convert.gguf_tokenizer import write_tokenizer
-from ckpt_convert.safetensors_source import DTYPES, promote
+from ckpt_convert.families.gguf_config import ROPE_TENSORS, GGUFMetadata
+from ckpt_convert.gguf_tokenizer import tokenizer_files
+from ckpt_convert.safetensors_source import DTYPES, promote, understood
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
 
 MAGIC = b"GGUF"
+VERSIONS = (2, 3)
 EXACT = {"F64": "F64", "F32": "F32", "F16": "F16", "BF16": "BF16"}
 STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 GENERATION_KEYS = {
@@ -39,12 +41,12 @@ class GGUFSource:
             name: TensorInfo(_shape(tensor), tensor.tensor_type.name)
             for name, tensor in self._stored.items()
         }
-        factors = self.read(ROPE_FACTORS) if ROPE_FACTORS in self._stored else None
+        factors = {name: self.read(name) for name in ROPE_TENSORS if name in self._stored}
         metadata = GGUFMetadata(self._fields, frozenset(self.tensors), factors)
         self.family = gguf_family(metadata.architecture)
         if self.family.from_gguf is None:
             raise ConversionError(f"{self.family.name} has no GGUF form; convert the safetensors")
-        self.config = self.family.from_gguf(metadata)
+        self.config = understood(self.family.from_gguf, metadata, file)
         self.rules: tuple[TensorRule, ...] = self.family.gguf_rules
         self.ignored: tuple[Ignored, ...] = IGNORED
         self.eos_ids = tuple(
@@ -69,30 +71,50 @@ class GGUFSource:
     def files(self) -> list[Path]:
         return [self.file]
 
+    def fault_of(self, name: str) -> str | None:
+        kind = self._stored[name].tensor_type
+        if kind.name in EXACT or _is_dequantised(kind):
+            return None
+        return (
+            f"{name} is quantised as {kind.name}, which gguf cannot dequantise; take a file of "
+            "another quantisation"
+        )
+
     def read(self, name: str) -> np.ndarray:
         import gguf
 
         tensor = self._stored[name]
         # Read, not mapped: see StoredTensor.read.
         raw = np.fromfile(self.file, np.uint8, tensor.n_bytes, offset=tensor.data_offset)
+        if raw.nbytes != tensor.n_bytes:
+            raise ConversionError(f"{self.file} is truncated; fetch it again")
         shape = _shape(tensor)
         kind = tensor.tensor_type.name
         if kind in EXACT:
             return raw.view(DTYPES[kind]).reshape(shape)
         packed = raw.reshape(*shape[:-1], -1)
-        try:
-            return gguf.quants.dequantize(packed, tensor.tensor_type).reshape(shape)
-        except NotImplementedError:
-            raise ConversionError(
-                f"{name} in {self.file} is quantised as {kind}, which gguf cannot dequantise; "
-                "take a file of another quantisation"
-            ) from None
+        return gguf.quants.dequantize(packed, tensor.tensor_type).reshape(shape)
 
-    def write_tokenizer(self, destination: Path) -> list[str]:
-        return write_tokenizer(self._fields, destination)
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return tokenizer_files(self._fields)
+
+    def original_files(self) -> dict[str, bytes]:
+        return {}
 
     def _id(self, key: str) -> int | None:
         return self._fields.get(f"tokenizer.ggml.{key}")
+
+
+@functools.cache
+def _is_dequantised(kind: Any) -> bool:
+    import gguf
+
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -100,9 +122,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _open(file: Path) -> Any:
-    with open(file, "rb") as stream:
-        if stream.read(4) != MAGIC:
-            raise ConversionError(f"{file} is no GGUF file; fetch it again")
+    _check_beginning(file)
     try:
         import gguf
     except ModuleNotFoundError:
@@ -118,4 +138,35 @@ def _open(file: Path) -> Any:
     end = max((tensor.data_offset + tensor.n_bytes for tensor in reader.tensors), default=0)
     if file.stat().st_size < end:
         raise ConversionError(f"{file} is truncated; fetch it again")
+    _refuse_part(file, reader)
     return reader
+
+
+def _check_beginning(file: Path) -> None:
+    """Magic and version: the ``gguf`` package would read the wrong byte order, and we would not."""
+    with open(file, "rb") as stream:
+        beginning = stream.read(8)
+    if not beginning:
+        raise ConversionError(f"{file} is empty; fetch it again")
+    if beginning[:4] != MAGIC:
+        raise ConversionError(f"{file} is no GGUF file; fetch it again")
+    version = int.from_bytes(beginning[4:], "little")
+    if int.from_bytes(beginning[4:], "big") in VERSIONS:
+        raise ConversionError(
+            f"{file} is a big-endian GGUF file, of the wrong byte order; take the little-endian "
+            f"one, or turn it with: gguf-convert-endian {file} little"
+        )
+    if len(beginning) == 8 and version not in VERSIONS:
+        raise ConversionError(
+            f"{file} is of GGUF version {version}, which is not supported (supported: "
+            f"{', '.join(map(str, VERSIONS))}); take a newer file"
+        )
+
+
+def _refuse_part(file: Path, reader: Any) -> None:
+    parts = reader.fields.get("split.count")
+    if parts is not None and parts.contents() > 1:
+        raise ConversionError(
+            f"{file} is one of {parts.contents()} parts of a model; join them first with: "
+            f"llama-gguf-split --merge FIRST-PART model.gguf"
+        )

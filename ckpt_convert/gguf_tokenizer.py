@@ -7,7 +7,6 @@ the pre-tokenizer, normaliser and BOS habit that its models' own ``tokenizer.jso
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ckpt_convert.errors import ConversionError
@@ -23,6 +22,14 @@ TEKKEN_SPLIT = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    + _ENDING
+    + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    + _ENDING
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -46,6 +53,8 @@ GPT2 = Splitting()
 SINGLE_DIGITS = Splitting(digits=True)
 LLAMA3 = Splitting(LLAMA3_SPLIT, whole_words=True, bos=True)
 QWEN2 = Splitting(QWEN2_SPLIT, nfc=True)
+CL100K = Splitting(LLAMA3_SPLIT)
+O200K = Splitting(O200K_SPLIT)
 TEKKEN = Splitting(TEKKEN_SPLIT, whole_words=True, bos=True)
 
 SPLITTINGS = {
@@ -67,27 +76,30 @@ SPLITTINGS = {
     "llama-v3": LLAMA3,
     "falcon3": LLAMA3,
     "smaug-bpe": LLAMA3,
+    "dbrx": CL100K,
+    "gpt-4o": O200K,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
     "tekken": TEKKEN,
 }
 
 
-def write_tokenizer(fields: Mapping[str, Any], destination: Path) -> list[str]:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` from GGUF metadata; returns the names.
+def tokenizer_files(fields: Mapping[str, Any]) -> dict[str, bytes]:
+    """``tokenizer.json`` and ``tokenizer_config.json`` of GGUF metadata, {} where it has no tokens.
 
     Raises ``ConversionError`` naming a tokenizer model or pre-tokenizer that is not known.
     """
     vocabulary = _field(fields, "tokens")
     if vocabulary is None:
-        return []
+        return {}
     build = _builder(_field(fields, "model"))
     tokenizer, add_bos = build(fields)
-    tokenizer.save(str(destination / "tokenizer.json"))
     settings = _tokenizer_config(fields, vocabulary, add_bos)
-    text = json.dumps(settings, indent=2, ensure_ascii=False)
-    (destination / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    return ["tokenizer.json", "tokenizer_config.json"]
+    texts = {
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False),
+    }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def _field(fields: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -3,15 +3,15 @@
 import hashlib
 import json
 import math
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
+from ckpt_convert import quantised_source
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
@@ -24,6 +24,18 @@ DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# Everything that a file may hold; parameters are made of the types above and of FP8.
+STORED = DTYPES | {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "BOOL": np.dtype(np.bool_),
+    **{
+        f"{kind.upper()}{bits}": np.dtype(f"{name}{bits}")
+        for kind, name in (("i", "int"), ("u", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
+}
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,6 +47,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+Config = TypeVar("Config")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATION_KEYS = (
     "do_sample",
     "temperature",
@@ -57,11 +71,13 @@ class StoredTensor:
     size: int
 
     def read(self) -> np.ndarray:
-        dtype = DTYPES[self.dtype]
+        dtype = STORED[self.dtype]
         count = self.size // dtype.itemsize
         # Not memory-mapped: mapped pages would count towards the process beside the parameters.
         # bfloat16 has no number in NumPy's files, so the bytes are read and viewed.
         raw = np.fromfile(self.file, np.uint8, count * dtype.itemsize, offset=self.start)
+        if raw.nbytes != self.size:
+            raise ConversionError(f"{self.file} is truncated; fetch it again")
         return raw.view(dtype).reshape(self.shape)
 
 
@@ -69,19 +85,25 @@ class SafetensorsSource:
     """Reads a Hugging Face folder tensor by tensor.
 
     Raises ``ConversionError`` for a folder that is not a checkpoint, an unknown architecture, a
-    missing or truncated file and a tensor of a type that is no plain float.
+    missing or truncated file and weights quantised otherwise than to FP8.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
+        _refuse_other_kinds(folder)
         config = read_json(folder / "config.json")
+        quantised_source.refuse_unreadable(config, ())
         self.family = hf_family(config)
-        self.config = self.family.from_hf(config)
+        self.config = understood(self.family.from_hf, config, folder / "config.json")
         self.rules: tuple[TensorRule, ...] = self.family.hf_rules
         self.ignored: tuple[Ignored, ...] = IGNORED
         if not self.config.tie_embeddings:
             self.ignored = tuple(entry for entry in IGNORED if "lm_head" not in entry.pattern)
-        self._stored = _stored_tensors(folder)
+        self._stored = stored_tensors(folder)
+        quantised_source.refuse_unreadable(config, self._stored)
+        self._block = quantised_source.block_shape(config)
+        if any(stored.dtype in quantised_source.FP8 for stored in self._stored.values()):
+            self.ignored += quantised_source.IGNORED_SCALES
         self.tensors = {
             name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()
         }
@@ -95,21 +117,66 @@ class SafetensorsSource:
 
     @property
     def dtype(self) -> np.dtype:
-        return promote(DTYPES[info.dtype] for info in self.tensors.values() if len(info.shape) > 1)
+        """Of the matrices; FP8 ones become what the others are, bfloat16 where there are none."""
+        scales = tuple(quantised_source.SCALES)
+        found = [
+            DTYPES[info.dtype]
+            for name, info in self.tensors.items()
+            if len(info.shape) > 1 and info.dtype in DTYPES and not name.endswith(scales)
+        ]
+        return promote(found or [DTYPES["BF16"]])
 
     @property
     def files(self) -> list[Path]:
         weights = {stored.file for stored in self._stored.values()}
         return [self.folder / "config.json", *sorted(weights)]
 
-    def read(self, name: str) -> np.ndarray:
-        return self._stored[name].read()
+    def fault_of(self, name: str) -> str | None:
+        kind = self._stored[name].dtype
+        if kind in DTYPES:
+            return None
+        if kind not in quantised_source.FP8:
+            known = ", ".join([*DTYPES, *quantised_source.FP8])
+            return f"{name} is of type {kind}, which is not supported (supported: {known})"
+        if quantised_source.scale_name(name, self._stored) is None:
+            return f"{name} is FP8 without a scale; fetch the whole model"
+        return None
 
-    def write_tokenizer(self, destination: Path) -> list[str]:
-        names = [name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
-        for name in names:
-            shutil.copyfile(self.folder / name, destination / name)
-        return names
+    def read(self, name: str) -> np.ndarray:
+        values = self._stored[name].read()
+        if self._stored[name].dtype not in quantised_source.FP8:
+            return values
+        scale = quantised_source.scale_name(name, self._stored)
+        assert scale is not None  # `fault_of` says so before
+        return quantised_source.dequantise(values, self._stored[scale].read(), self._block)
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return _contents(self.folder, TOKENIZER_FILES)
+
+    def original_files(self) -> dict[str, bytes]:
+        return _contents(self.folder, ("config.json", "generation_config.json"))
+
+
+def _refuse_other_kinds(folder: Path) -> None:
+    if (folder / "config.json").is_file():
+        return
+    for file in sorted(folder.glob("*.gguf")):
+        raise ConversionError(f"{folder} has no config.json; for its GGUF file give {file}")
+
+
+def understood(read: Callable[[Any], Config], settings: Any, file: Path) -> Config:
+    """``read(settings)``; raises ``ConversionError`` where a value is of no use to any model."""
+    try:
+        return read(settings)
+    except ConversionError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+        said = str(fault).strip().partition("\n")[0]
+        raise ConversionError(f"{file} describes no model ({said}); fetch it again") from fault
+
+
+def _contents(folder: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def promote(dtypes: Any) -> np.dtype:
@@ -151,16 +218,23 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).is_file():
         return _sharded(folder, read_json(folder / INDEX).get("weight_map") or {})
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
-    if list(folder.glob("pytorch_model*.bin")):
-        raise ConversionError(
-            f"{folder} holds PyTorch pickles only; save the model as safetensors first"
-        )
+    refuse_pickles(folder)
     raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise for a folder with pickles in it."""
+    pickles = [file.name for end in PICKLES for file in sorted(folder.glob(f"*{end}"))]
+    if pickles:
+        raise ConversionError(
+            f"{folder} holds PyTorch pickles only ({pickles[0]}), which are never executed; have "
+            "Transformers save a model as safetensors, and safetensors.torch a drafter's tensors"
+        )
 
 
 def _sharded(folder: Path, weight_map: Mapping[str, str]) -> dict[str, StoredTensor]:
@@ -183,6 +257,8 @@ def _sharded(folder: Path, weight_map: Mapping[str, str]) -> dict[str, StoredTen
 def read_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file; raises ``ConversionError`` naming a truncated one."""
     size = file.stat().st_size
+    if size == 0:
+        raise ConversionError(f"{file} is empty; fetch it again")
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > size - 8:
@@ -191,8 +267,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(stream.read(length))
         except (UnicodeDecodeError, json.JSONDecodeError):
             raise ConversionError(f"{file} is no safetensors file; fetch it again") from None
-    header.pop("__metadata__", None)
-    tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    try:
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    except (AttributeError, LookupError, TypeError) as fault:
+        raise ConversionError(f"{file} is damaged ({fault!r}); fetch it again") from None
     end = max((stored.start + stored.size for stored in tensors.values()), default=8 + length)
     if end > size:
         raise ConversionError(
@@ -205,11 +284,11 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 def _stored(file: Path, data: int, name: str, entry: Mapping[str, Any]) -> StoredTensor:
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     start, end = entry["data_offsets"]
-    if dtype not in DTYPES:
+    if dtype not in STORED:
         raise ConversionError(
             f"{name} in {file} is of type {dtype}, which is not supported "
-            f"(supported: {', '.join(DTYPES)})"
+            f"(supported: {', '.join(STORED)})"
         )
-    if end - start != math.prod(shape) * DTYPES[dtype].itemsize:
+    if start < 0 or end - start != math.prod(shape) * STORED[dtype].itemsize:
         raise ConversionError(f"{name} in {file} has {end - start} bytes for {list(shape)} {dtype}")
     return StoredTensor(file, dtype, shape, data + start, end - start)

@@ -1,20 +1,16 @@
 """specjax's own checkpoint folder: Orbax arrays, ``config.json`` and the tokenizer's files."""
 
-import contextlib
 import dataclasses
-import errno
-import gc
 import json
-import logging
-import os
-import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ckpt_convert import atomic_folder
 from ckpt_convert.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -24,22 +20,20 @@ if TYPE_CHECKING:
 FORMAT = "specjax-checkpoint"
 VERSION = 1
 MANIFEST = "config.json"
+# The kind that a drafter's manifest says it is; a model's says nothing.
+DRAFTER = "drafter"
 ARRAYS = "params"
-PARTIAL = ".partial-"
-LOCK = "lock"
-# Bytes of a stored chunk: a parameter that is one chunk is written without a copy, and a larger one
-# must not be read whole by every device that holds a part of it.
-CHUNK = 256 << 20
-# Parameters larger than this are read one at a time.
-ALONE = 64 << 20
+# The source's own config.json and generation_config.json, as they were.
+SOURCE = "source"
 
 
 @dataclass(frozen=True)
 class Manifest:
     """What ``config.json`` says of a checkpoint, arrays aside.
 
-    ``files`` maps every other file of the folder to its size, so that a folder with a lost or a
-    cut file is known before an array is read.
+    ``quantization`` is the scheme of its matrices (`specjax.models.quantised`), if any. ``files``
+    maps every other file of the folder to its size, so that a folder with a lost or a cut file is
+    known before an array is read.
     """
 
     family: str
@@ -52,6 +46,7 @@ class Manifest:
     tokenizer_files: tuple[str, ...] = ()
     generation: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,125 +77,42 @@ def is_checkpoint(path: Path) -> bool:
 def save(
     path: Path,
     params: Mapping[str, Any],
-    manifest: Manifest,
-    write_tokenizer: Callable[[Path], list[str]],
+    manifest: Any,
+    beside: Mapping[str, bytes],
     *,
+    chunks: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> Manifest:
+) -> Any:
     """Write a checkpoint folder in one step: into a sibling first, renamed when complete.
 
+    ``manifest`` is a dataclass whose field ``files`` is filled in. ``beside`` holds what goes with
+    the arrays: the contents of files by their path in the folder. ``chunks``: see ``arrays.save``.
     Returns the manifest as written. Raises ``ConversionError`` where ``path`` exists and
     ``overwrite`` is false, and where the disk is full or not writable; nothing is left behind then.
     """
+    from ckpt_convert import arrays
+
     refuse_existing(path, overwrite)
-    _refuse_full_disk(path.parent, params)
-    with _partial_sibling(path) as partial:
-        _save_arrays(partial / ARRAYS, params)
-        names = tuple(write_tokenizer(partial))
-        manifest = dataclasses.replace(manifest, tokenizer_files=names, files=_sizes(partial))
+    with atomic_folder.written_whole(path, arrays.nbytes(params)) as partial:
+        arrays.save(partial / ARRAYS, params, chunks)
+        for name, content in beside.items():
+            (partial / name).parent.mkdir(exist_ok=True)
+            (partial / name).write_bytes(content)
+        manifest = dataclasses.replace(manifest, files=_sizes(partial))
         text = json.dumps(_to_json(manifest), indent=2, ensure_ascii=False)
         (partial / MANIFEST).write_text(text, encoding="utf-8")
-        _flush(partial)
-        _move(partial, path)
     return manifest
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise for a destination that exists; with ``overwrite``, for one that is no checkpoint."""
+    if not overwrite:
+        atomic_folder.refuse_existing(path, remedy="choose another folder or give --force")
     if not path.exists() and not path.is_symlink():
         return
-    if not overwrite:
-        raise ConversionError(f"{path} exists; choose another folder or give --force")
     empty = path.is_dir() and not any(path.iterdir())
     if not empty and not is_checkpoint(path):
         raise ConversionError(f"{path} exists and is no specjax checkpoint; it is left alone")
-
-
-def _refuse_full_disk(parent: Path, params: Mapping[str, Any]) -> None:
-    import jax
-
-    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) + (32 << 20)
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(parent).free
-    except OSError as fault:
-        raise ConversionError(f"{parent} cannot be written: {fault.strerror}") from None
-    if free < needed:
-        raise ConversionError(
-            f"the disk is too full: {parent} has {free / 1e9:.2f} GB free and the checkpoint needs "
-            f"{needed / 1e9:.2f} GB; free some space or choose another disk"
-        )
-
-
-@contextlib.contextmanager
-def _partial_sibling(path: Path) -> Iterator[Path]:
-    """A folder beside ``path`` that is gone afterwards, whatever happened; tidies dead ones too."""
-    from filelock import FileLock
-
-    sweep(path)
-    partial = path.parent / f".{path.name}{PARTIAL}{os.getpid()}"
-    try:
-        partial.mkdir()
-        # Held while this process lives: the next run knows by it which leftovers are dead.
-        with FileLock(partial.with_name(partial.name + LOCK)):
-            yield partial
-    except OSError as fault:
-        raise _unwritable(path, fault) from None
-    except ConversionError:
-        raise
-    except Exception as fault:  # Orbax wraps what the file system said, in more than one type
-        if not _names_storage(fault):
-            raise
-        raise _unwritable(path, fault) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.with_name(partial.name + LOCK).unlink(missing_ok=True)
-
-
-def sweep(path: Path) -> None:
-    """Remove what killed conversions to ``path`` left; those still running are not touched."""
-    from filelock import FileLock, Timeout
-
-    for leftover in path.parent.glob(f".{path.name}{PARTIAL}*"):
-        if leftover.name.endswith(LOCK):
-            continue
-        lock = leftover.with_name(leftover.name + LOCK)
-        with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
-            shutil.rmtree(leftover, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-
-
-def _names_storage(fault: BaseException) -> bool:
-    signs = ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED", "Read-only")
-    chain = [fault, fault.__cause__, fault.__context__]
-    return any(sign in str(link) for link in chain for sign in signs)
-
-
-def _unwritable(path: Path, fault: BaseException) -> ConversionError:
-    full = getattr(fault, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if full or _names_storage(fault):
-        return ConversionError(f"the disk is full: {path} was not written; free some space")
-    return ConversionError(f"{path} cannot be written: {fault}")
-
-
-def _save_arrays(path: Path, params: Mapping[str, Any]) -> None:
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), params)
-    # Orbax would copy every array first, against changes that nobody makes here.
-    in_place = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
-    registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, in_place))
-    with _quiet():
-        handler = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=True,
-            use_zarr3=True,
-            use_compression=False,  # weights do not compress, and reading is twice as fast
-            type_handler_registry=registry,
-        )
-        with ocp.Checkpointer(handler) as checkpointer:
-            checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(params, save_args=chunked))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -211,26 +123,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _flush(folder: Path) -> None:
-    """Force the files to the disk, so that a crash of the machine cannot follow the rename."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with open(file, "rb") as stream:
-                os.fsync(stream.fileno())
-
-
-def _move(partial: Path, path: Path) -> None:
-    """Put ``partial`` in the place of ``path``; an old checkpoint there goes last."""
-    if not path.exists():
-        partial.rename(path)
-        return
-    old = partial.with_name(partial.name + "-old")
-    path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _to_json(manifest: Manifest) -> dict[str, Any]:
+def _to_json(manifest: Any) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION} | dataclasses.asdict(manifest)
 
 
@@ -244,9 +137,26 @@ def read_manifest(path: str | Path) -> Manifest:
     incomplete.
     """
     from specjax.models.decoder import DecoderConfig
-    from specjax.models.rope import Rope
 
     path = Path(path)
+    entries = read_entries(path)
+    if entries.get("kind") == DRAFTER:
+        raise ConversionError(
+            f"{path} is a drafter, no model; read it with ckpt_convert.load_drafter"
+        )
+    try:
+        config = rebuilt(DecoderConfig, entries.pop("config"))
+        for name in ("eos_ids", "tokenizer_files"):
+            entries[name] = tuple(entries[name])
+        manifest = Manifest(config=config, **entries)
+    except (KeyError, TypeError, ValueError) as fault:
+        raise damaged_manifest(path, fault) from None
+    check_files(path, manifest.files)
+    return manifest
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """What ``config.json`` holds, of a model's checkpoint or of a drafter's."""
     if not path.is_dir():
         raise ConversionError(f"{path} is no folder; convert a model with: {_command('SRC', path)}")
     if not is_checkpoint(path):
@@ -260,22 +170,40 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path} is of version {version}, this specjax reads {VERSION}; convert the model again"
         )
     entries.pop("format")
-    try:
-        config = entries.pop("config")
-        config["rope"] = Rope(**config["rope"])
-        config["windows"] = tuple(config["windows"])
-        for name in ("eos_ids", "tokenizer_files"):
-            entries[name] = tuple(entries[name])
-        manifest = Manifest(config=DecoderConfig(**config), **entries)
-    except (KeyError, TypeError, ValueError) as fault:
-        raise _corrupt(path, f"{MANIFEST} is damaged ({fault})") from None
-    for name, size in manifest.files.items():
+    return entries
+
+
+def check_files(path: Path, files: Mapping[str, int]) -> None:
+    """Raise for a file that is lost or cut."""
+    for name, size in files.items():
         file = path / name
         if not file.is_file():
             raise _corrupt(path, f"{name} is missing")
         if file.stat().st_size != size:
             raise _corrupt(path, f"{name} has {file.stat().st_size} bytes instead of {size}")
-    return manifest
+
+
+def damaged_manifest(path: Path, fault: Exception) -> ConversionError:
+    return _corrupt(path, f"{MANIFEST} is damaged ({fault})")
+
+
+def rebuilt(kind: Any, value: Any) -> Any:
+    """What ``dataclasses.asdict`` and JSON made of a value of this type: tuples, nested classes."""
+    if isinstance(value, list):
+        return tuple(rebuilt(kind, item) for item in value)
+    made = _dataclass_of(kind) if isinstance(value, Mapping) else None
+    if made is None:
+        return value
+    kinds = typing.get_type_hints(made)
+    return made(**{name: rebuilt(kinds[name], item) for name, item in value.items()})
+
+
+def _dataclass_of(kind: Any) -> Any:
+    """The dataclass that a type is, or that stands in its union or tuple."""
+    if dataclasses.is_dataclass(kind):
+        return kind
+    inner = (_dataclass_of(member) for member in typing.get_args(kind))
+    return next((member for member in inner if member is not None), None)
 
 
 def load_config(path: str | Path) -> "DecoderConfig":
@@ -296,14 +224,17 @@ def load(
     ``jax.ShapeDtypeStruct`` tree to such a pytree; None puts everything on the default device.
     Raises ``ConversionError`` for a folder that is no checkpoint, is incomplete or is damaged.
     """
+    from ckpt_convert.packing import in_use
+
     path = Path(path)
     manifest = read_manifest(path)
-    abstract = _abstract_params(manifest, dtype, shardings)
+    abstract = _abstract(manifest, manifest.dtype if dtype is None else dtype)
+    abstract = placed(abstract, shardings)
     return Checkpoint(
         path=path,
         family=manifest.family,
         config=manifest.config,
-        params=_restore(path, abstract),
+        params=in_use(restored(path, abstract), manifest.config.num_layers),
         eos_ids=manifest.eos_ids,
         bos_id=manifest.bos_id,
         tokenizer_files={name: path / name for name in manifest.tokenizer_files},
@@ -311,19 +242,59 @@ def load(
     )
 
 
-def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
-    """Shape, dtype and sharding of every parameter."""
+def restored(path: Path, abstract: Any) -> Any:
+    from ckpt_convert import arrays
+
+    try:
+        return arrays.restore(path / ARRAYS, abstract)
+    except Exception as fault:  # Orbax and TensorStore have no common type for damaged files
+        raise _unreadable(path, fault) from fault
+
+
+def _unreadable(path: Path, fault: Exception) -> ConversionError:
+    return _corrupt(path, f"the arrays cannot be read ({_first_line(fault)})")
+
+
+def _first_line(fault: BaseException) -> str:
+    lines = str(fault).strip().splitlines() or [type(fault).__name__]
+    return lines[0][:200]
+
+
+def stream(path: Path, manifest: Manifest) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Each parameter's path in the tree and its values on the host, as stored, one at a time.
+
+    Raises ``ConversionError`` where they cannot be read.
+    """
+    from ckpt_convert import arrays
+
+    try:
+        yield from arrays.stream(path / ARRAYS, _abstract(manifest, manifest.dtype))
+    except Exception as fault:
+        raise _unreadable(path, fault) from fault
+
+
+def _abstract(manifest: Manifest, dtype: Any) -> Any:
+    """Shape and dtype of every parameter."""
     import jax
     import jax.numpy as jnp
 
+    from ckpt_convert.packing import stored_shapes
     from ckpt_convert.tensors import parameter_shapes
 
-    wanted = jnp.dtype(dtype if dtype is not None else manifest.dtype)
-    abstract = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, wanted),
+    plain = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
         parameter_shapes(manifest.config),
         is_leaf=lambda node: isinstance(node, tuple),
     )
+    return stored_shapes(plain, manifest.config, manifest.quantization)
+
+
+def placed(abstract: Any, shardings: Any) -> Any:
+    """Shape, dtype and sharding of every parameter."""
+    import jax
+
+    from ckpt_convert.packing import as_dicts
+
     if callable(shardings):
         shardings = shardings(abstract)
     if shardings is None:
@@ -333,7 +304,7 @@ def _abstract_params(manifest: Manifest, dtype: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         abstract,
-        shardings,
+        as_dicts(shardings),
     )
 
 
@@ -342,65 +313,6 @@ def _default_device() -> Any:
 
     # An array made now, wherever the caller's settings put it.
     return jax.device_put(0.0).devices().pop()
-
-
-def _restore(path: Path, abstract: Any) -> Any:
-    """The arrays, read group by group so that the host never holds a second copy of the model."""
-    import jax
-    import orbax.checkpoint as ocp
-
-    restored = {}
-    try:
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            for group in _groups(abstract):
-                tree = checkpointer.restore(
-                    (path / ARRAYS).absolute(),
-                    args=ocp.args.PyTreeRestore(
-                        group,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(group),
-                        partial_restore=True,
-                    ),
-                )
-                restored |= dict(jax.tree_util.tree_leaves_with_path(tree))
-                del tree
-                gc.collect(1)  # Orbax leaves the host's buffers in a reference cycle
-    except Exception as fault:  # Orbax and TensorStore have no common type for damaged files
-        raise _corrupt(path, f"the arrays cannot be read ({_first_line(fault)})") from fault
-    return jax.tree_util.tree_map_with_path(lambda place, _: restored[place], abstract)
-
-
-def _groups(abstract: Any) -> Iterator[dict[str, Any]]:
-    """Subtrees of ``abstract``: each large parameter alone, largest first, then all small ones."""
-    import jax
-
-    leaves = sorted(
-        jax.tree_util.tree_leaves_with_path(abstract), key=lambda entry: -_nbytes(entry[1])
-    )
-    for entry in leaves:
-        if _nbytes(entry[1]) > ALONE:
-            yield _subtree([entry])
-    small = [entry for entry in leaves if _nbytes(entry[1]) <= ALONE]
-    if small:
-        yield _subtree(small)
-
-
-def _nbytes(leaf: Any) -> int:
-    return leaf.size * leaf.dtype.itemsize
-
-
-def _subtree(leaves: list[tuple[Any, Any]]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves:
-        node = tree
-        for step in path[:-1]:
-            node = node.setdefault(step.key, {})
-        node[path[-1].key] = leaf
-    return tree
-
-
-def _first_line(fault: BaseException) -> str:
-    lines = str(fault).strip().splitlines() or [type(fault).__name__]
-    return lines[0][:200]
 
 
 def _corrupt(path: Path, what: str) -> ConversionError:
@@ -412,34 +324,3 @@ def _corrupt(path: Path, what: str) -> ConversionError:
 
 def _command(source: str | Path, destination: str | Path) -> str:
     return f"python -m ckpt_convert {source} {destination}"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Orbax's reports off stderr: what is normal here, and faults that are raised as well.
-
-    A writer that fails leaves other threads printing tracebacks of their own, some after it has
-    returned; the caller gets the first fault as an exception all the same.
-    """
-    logger = logging.getLogger("absl")
-    level, hooks = logger.level, (sys.excepthook, sys.unraisablehook, threading.excepthook)
-    logger.setLevel(logging.CRITICAL + 1)
-    sys.excepthook = sys.unraisablehook = threading.excepthook = lambda *fault: None
-    try:
-        yield
-    except BaseException:
-        hooks = _without_stragglers(hooks[0]), *hooks[1:]
-        raise
-    finally:
-        logger.setLevel(level)
-        sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
-
-
-def _without_stragglers(report: Callable[..., Any]) -> Callable[..., Any]:
-    """``report`` but for threads that find the event loop of a failed writer gone."""
-
-    def hook(kind, fault, trace):
-        if str(fault) != "Event loop is closed":
-            report(kind, fault, trace)
-
-    return hook

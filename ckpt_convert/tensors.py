@@ -1,8 +1,9 @@
 """Where a source's tensors go in the decoder's tree: rules are data, one engine applies them."""
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,38 +36,63 @@ class TensorInfo:
 class TensorRule:
     """One kind of source tensor: its name, the parameter that it belongs to, and how it is turned.
 
-    ``name`` may hold ``{layer}``. ``turn`` reads like einops, ``"(K G W) D -> D K G W"``: the left
-    side is the source's shape, with letters V vocabulary, D width, I MLP width, K KV heads, G query
-    heads per KV head, W head width, and P = 2, R = W/2 for interleaved rotary pairs. ``part``
-    is the slice of the parameter (of one layer, where it has layers) that it fills.
+    ``name`` may hold ``{layer}`` and ``{expert}``; ``others`` are other spellings of it. ``turn``
+    reads like einops, ``"(K G W) D -> D K G W"``: the left side is the source's shape, with letters
+    V vocabulary, N positions, D width, I MLP width, X experts, K KV heads, G query heads per KV
+    head, W head width, P = 2, R = W/2 for interleaved rotary pairs, and T = G + 2 for queries, keys
+    and values. ``part`` is the slice of the parameter (of one layer and expert, where it has them)
+    that it fills. ``blocks``: the source's first axis is several one after the other, and this rule
+    takes number ``block``. ``add`` is added to the source's numbers.
     """
 
     name: str
     path: tuple[str, ...]
     turn: str
     part: Part = WHOLE
+    others: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    block: int = 0
+    add: float = 0.0
 
-    def match(self, name: str) -> int | None:
-        """Layer index (0 where the rule has none), or None where the name is another's."""
-        pattern = re.escape(self.name).replace(re.escape("{layer}"), r"(\d+)")
-        found = re.fullmatch(pattern, name)
-        if found is None:
-            return None
-        return int(found[1]) if found.groups() else 0
+    def places(self, config: DecoderConfig) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+        """Every source tensor that the rule wants: its spellings, and (layer, expert) as it has."""
+        counted = {"{layer}": config.num_layers, "{expert}": config.axis_sizes["experts"]}
+        fields = [field for field in counted if field in self.name]
+        for index in itertools.product(*(range(counted[field]) for field in fields)):
+            named = {field.strip("{}"): value for field, value in zip(fields, index, strict=True)}
+            spelled = tuple(name.format(**named) for name in (self.name, *self.others))
+            yield spelled, index
 
     def names(self, config: DecoderConfig) -> list[str]:
-        """Every source tensor that the rule wants of a model with this configuration."""
-        if "{layer}" not in self.name:
-            return [self.name]
-        return [self.name.format(layer=layer) for layer in range(config.num_layers)]
+        """The first spelling of every source tensor that the rule wants."""
+        return [spelled[0] for spelled, _ in self.places(config)]
 
     def shape(self, config: DecoderConfig) -> tuple[int, ...]:
+        """Of the whole source tensor."""
         sizes = letter_sizes(config)
         source, _ = parse_turn(self.turn)
-        return tuple(math.prod(sizes[letter] for letter in group) for group in source)
+        own = tuple(math.prod(sizes[letter] for letter in group) for group in source)
+        return (sum(self._block_sizes(config)), *own[1:]) if self.blocks else own
 
     def apply(self, tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+        """What the rule's part of the parameter holds, from the whole source tensor."""
+        if self.blocks:
+            sizes = self._block_sizes(config)
+            start = sum(sizes[: self.block])
+            tensor = tensor[start : start + sizes[self.block]]
+        if self.add:
+            tensor = tensor.astype(np.float32) + np.float32(self.add)
         return turn(tensor, self.turn, letter_sizes(config))
+
+    def undo(self, values: np.ndarray, config: DecoderConfig) -> np.ndarray:
+        """The inverse of `apply`: of a fused source tensor, this rule's block."""
+        left, right = self.turn.split("->")
+        tensor = turn(values, f"{right} -> {left}", letter_sizes(config))
+        return tensor - np.float32(self.add) if self.add else tensor
+
+    def _block_sizes(self, config: DecoderConfig) -> list[int]:
+        sizes = letter_sizes(config)
+        return [math.prod(sizes[letter] for letter in block.split()) for block in self.blocks]
 
 
 @dataclass(frozen=True)
@@ -79,20 +105,23 @@ class Ignored:
 
 @dataclass(frozen=True)
 class Placement:
-    """One tensor of the source, bound for one slice of one parameter."""
+    """A source tensor bound for a slice of a parameter, whose layer and expert ``index`` names."""
 
     name: str
     rule: TensorRule
-    layer: int
+    index: tuple[int, ...]
 
 
 def letter_sizes(config: DecoderConfig) -> dict[str, int]:
     return {
         "V": config.vocab_size,
+        "N": config.max_position,
         "D": config.hidden_size,
         "I": config.intermediate_size,
+        "X": config.axis_sizes["experts"],
         "K": config.num_kv_heads,
         "G": config.group,
+        "T": config.group + 2,
         "W": config.head_dim,
         "R": config.head_dim // 2,
         "P": 2,
@@ -148,22 +177,35 @@ def plan(
 
     Raises ``ConversionError`` with *every* missing, unmapped and misshapen tensor at once.
     """
-    shapes = parameter_shapes(config)
-    wanted = {
-        name: Placement(name, rule, layer)
-        for rule in rules
-        if leaf(shapes, rule.path) is not None
-        for layer, name in enumerate(rule.names(config))
-    }
+    wanted = bind(rules, config, tensors)
     left_out = {name: reason for name in tensors if (reason := _reason(name, ignored, wanted))}
     faults = [*_missing(wanted, tensors), *_unmapped(tensors, wanted, left_out)]
     faults += _misshapen(wanted, tensors, config)
     if faults:
         raise ConversionError("the tensors do not fit the configuration: " + "; ".join(faults))
-    return [wanted[name] for name in tensors if name in wanted], left_out
+    found = [placement for name in tensors for placement in wanted.get(name, ())]
+    return found, left_out
 
 
-def _reason(name: str, ignored: Iterable[Ignored], wanted: Mapping[str, Placement]) -> str | None:
+def bind(
+    rules: Iterable[TensorRule], config: DecoderConfig, present: Container[str] = ()
+) -> dict[str, list[Placement]]:
+    """Every tensor of a model with this configuration, and where its parts belong.
+
+    Each has the first of its spellings that is ``present``, else the first.
+    """
+    shapes = parameter_shapes(config)
+    wanted: dict[str, list[Placement]] = {}
+    for rule in rules:
+        if leaf(shapes, rule.path) is None:
+            continue
+        for spelled, index in rule.places(config):
+            name = next((name for name in spelled if name in present), spelled[0])
+            wanted.setdefault(name, []).append(Placement(name, rule, index))
+    return wanted
+
+
+def _reason(name: str, ignored: Iterable[Ignored], wanted: Mapping[str, Any]) -> str | None:
     if name in wanted:
         return None
     return next((entry.reason for entry in ignored if re.fullmatch(entry.pattern, name)), None)
@@ -178,8 +220,8 @@ def _unmapped(tensors, wanted, left_out) -> list[str]:
 
 
 def _misshapen(wanted, tensors, config) -> Iterator[str]:
-    for name, placement in wanted.items():
-        expected = placement.rule.shape(config)
+    for name, placements in wanted.items():
+        expected = placements[0].rule.shape(config)
         if name in tensors and tensors[name].shape != expected:
             yield f"misshapen {name}: {list(tensors[name].shape)}, expected {list(expected)}"
 
@@ -195,12 +237,14 @@ def place(
     Raises ``ConversionError`` where a finite value would become infinite in ``dtype``.
     """
     params = _allocate(parameter_shapes(config), dtype)
+    name, tensor = "", np.empty(0)
     for placement in placements:
+        if placement.name != name:  # the parts of a fused one come one after the other
+            del tensor
+            name, tensor = placement.name, read(placement.name)
         rule = placement.rule
-        target = leaf(params, rule.path)
-        if rule.path[0] == "layers":
-            target = target[placement.layer]
-        _fill(target, rule.part(config), rule.apply(read(placement.name), config), placement.name)
+        target = leaf(params, rule.path)[placement.index]
+        fill(target, rule.part(config), rule.apply(tensor, config), name)
     return params
 
 
@@ -210,7 +254,7 @@ def _allocate(shapes: Any, dtype: np.dtype) -> Any:
     return np.empty(shapes, dtype)
 
 
-def _fill(target: np.ndarray, part: Index, values: np.ndarray, name: str) -> None:
+def fill(target: np.ndarray, part: Index, values: np.ndarray, name: str) -> None:
     with np.errstate(over="ignore"):  # reported below, by name
         target[part] = values
     if target.dtype.itemsize < values.dtype.itemsize or target.dtype == np.float16:

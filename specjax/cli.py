@@ -195,6 +195,7 @@ def _model_options(command, dtype="auto") -> None:
         "--model", default=MODEL, help=f"a name, folder or .gguf file (default: {MODEL})"
     )
     command.add_argument("--dtype", default=dtype, help="auto, float32, bfloat16 or float16")
+    command.add_argument("--quantization", help="int8 or int4: keep the weights in these")
     command.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
 
 
@@ -278,6 +279,7 @@ def _generate(options) -> int:
         options.model,
         speculative_config=config,
         dtype=options.dtype,
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
     )
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
@@ -357,7 +359,7 @@ def _demo(options) -> int:
     from specjax.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
-    model = load(options.model, dtype=options.dtype)
+    model = load(options.model, dtype=options.dtype, quantization=options.quantization)
     same = demo(
         model,
         max_tokens=options.max_tokens,
@@ -373,6 +375,7 @@ def _bench(options) -> int:
     return run.bench(
         model=options.model,
         dtype=options.dtype,
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
         speculative_config=_speculative_config(options),
         prompts=options.prompts,

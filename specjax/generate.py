@@ -84,6 +84,7 @@ def generate(
     buffer = _resolve_buffer(buffer, width, budget)
     _check_rows(sampling, batch)
     _check_values(rule, sampling, lengths, width, budget, buffer)
+    _check_length(target, jnp.minimum(lengths + budget, buffer))
     _check_logprobs(logprobs)
     request = Request(
         prompt_length=lengths,
@@ -169,6 +170,16 @@ def _check_truncation(truncation, some):
         raise ValueError("top_p must lie in (0, 1]")
     if some(~((truncation.min_p >= 0) & (truncation.min_p <= 1))):
         raise ValueError("min_p must lie in [0, 1]")
+
+
+def _check_length(target, limit):
+    longest = getattr(target, "max_length", None)
+    if longest is None or isinstance(limit, Tracer) or int(limit.max()) <= longest:
+        return
+    raise ValueError(
+        f"prompt and output may be {int(limit.max())} tokens long, and the model has no more than "
+        f"{longest} positions: give a shorter prompt, or lower max_new_tokens or buffer"
+    )
 
 
 def _check_penalties(penalties, some):

@@ -34,12 +34,16 @@ class Asked:
 
 @dataclass
 class Intake:
-    """What prompts and parameters are checked against; keeps the grammars that it has compiled."""
+    """What prompts and parameters are checked against; keeps the grammars that it has compiled.
+
+    ``default`` stands in for parameters that are not given.
+    """
 
     tokenizer: Tokenizer
     vocab_size: int
     eos_ids: Sequence[int]
     max_model_len: int
+    default: SamplingParams = SamplingParams()
     grammars: dict[Any, Grammar] = field(default_factory=dict)
 
     def take(self, prompts: Any, sampling_params: Any, rule: Rule) -> list[Asked]:
@@ -47,7 +51,8 @@ class Intake:
         prompts = listed(prompts)
         if not prompts:
             raise ValueError("no prompt given: the list of prompts is empty")
-        every = params_of_each(sampling_params, len(prompts))
+        given = self.default if sampling_params is None else sampling_params
+        every = params_of_each(given, len(prompts))
         pairs = [self._one(*one, rule) for one in enumerate(zip(prompts, every, strict=True))]
         self._check_processors(every)
         return pairs

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from specjax.checkpoint import Model, load
+from specjax.checkpoint import Model, check_loaded, load
 from specjax.draft import Host
 from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
@@ -46,7 +47,9 @@ class LLM:
         speculative_config: vLLM's or Transformers' keys, see `SpeculativeConfig`; None decodes
             plainly.
         dtype: "auto", "float32", "bfloat16" or "float16".
+        quantization: "int8" or "int4" for weights in small integers; None as the model has them.
         max_model_len: most tokens of prompt and output together; None is the model's own limit.
+            A model with LongRoPE takes its short factors where this is short enough for them.
         max_num_seqs: rows decoded together; longer lists are served in groups.
         mesh: devices to shard over (`specjax.sharding.make_mesh`).
         seed: the engine's seed, for requests that name none.
@@ -62,6 +65,7 @@ class LLM:
         *,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         mesh: Mesh | None = None,
@@ -74,13 +78,22 @@ class LLM:
         if max_model_len is not None:
             require_integer("max_model_len", max_model_len)
         self._key = seed_key(seed)
-        self.model = model if isinstance(model, Model) else load(model, dtype=dtype, mesh=mesh)
+        if isinstance(model, Model):
+            check_loaded(model, quantization)
+            self.model = model
+        else:
+            self.model = load(model, dtype=dtype, mesh=mesh, quantization=quantization)
         self.tokenizer = self.model.tokenizer
         self.max_model_len = self._model_len(max_model_len)
+        self.model = replace(self.model, target=self._served(self.model.target))
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
         self._intake = Intake(
-            self.tokenizer, self.model.vocab_size, self.model.eos_ids, self.max_model_len
+            self.tokenizer,
+            self.model.vocab_size,
+            self.model.eos_ids,
+            self.max_model_len,
+            self.get_default_sampling_params(),
         )
         self._mesh, self._dtype = mesh, dtype
         self._requests = 0
@@ -127,8 +140,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues one or many prompts, given as text or token ids.
 
-        ``sampling_params`` is one for all or one a prompt. An interrupt (Ctrl-C) stops at the next
-        chunk and returns what is there, with finish reason "abort".
+        ``sampling_params`` is one for all or one a prompt; None is what the model's makers
+        recommend. An interrupt (Ctrl-C) stops at the next chunk and returns what is there, with
+        finish reason "abort".
         """
         asked = self._intake.take(prompts, sampling_params, self._programs.rule)
         rows = self._rows(asked)
@@ -168,6 +182,10 @@ class LLM:
     ) -> Iterator[Delta]:
         """`stream` for a conversation, or several."""
         return self.stream(self._intake.conversations(messages), sampling_params)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How the model's makers recommend to sample; plain sampling where they say nothing."""
+        return self.model.sampling_params
 
     def warmup(self, *, rows: int = 1, max_tokens: int | None = None) -> None:
         """Compiles the programs for ``rows`` rows of up to ``max_tokens`` tokens with the prompt.
@@ -370,7 +388,11 @@ class LLM:
                 f"{difference.mine!r}, the draft {difference.theirs!r}; draft with a model of the "
                 "same tokenizer"
             )
-        return Loaded(loaded.target, loaded.params, loaded.max_position)
+        return Loaded(self._served(loaded.target), loaded.params, loaded.max_position)
+
+    def _served(self, target):
+        """The target for contexts of ``max_model_len``, where that makes a difference to it."""
+        return target.within(self.max_model_len) if hasattr(target, "within") else target
 
 
 def _parsed(config: Mapping[str, Any] | SpeculativeConfig | None) -> SpeculativeConfig:

@@ -72,8 +72,6 @@ def _is_number(value: Any) -> bool:
 
 def params_of_each(sampling_params: Any, prompts: int) -> list[SamplingParams]:
     """The parameters of each of so many prompts; one for all is repeated."""
-    if sampling_params is None:
-        sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * prompts
     each = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params]

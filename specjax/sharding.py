@@ -2,7 +2,8 @@
 
 Every array names its axes once (`KVCache.axes`, `DecoderTarget.parameter_axes`); the table below
 says which mesh axis each one is split over. Rows go to ``data``; vocabulary, KV heads and MLP
-columns to ``model``.
+columns to ``model``. Experts are split like an MLP, by their columns: every device has a part of
+each, so that no token has to travel.
 """
 
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "model")
 MESH_AXIS = {"rows": "data", "vocab": "model", "kv_heads": "model", "mlp": "model"}
@@ -41,7 +42,9 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
-def sharding(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...]) -> NamedSharding:
+def sharding(
+    mesh: Mesh | AbstractMesh, axes: tuple[str, ...], shape: tuple[int, ...]
+) -> NamedSharding:
     """Where an array with these logical axes lives; axes that are not named are not split.
 
     An axis that its mesh axis does not divide is replicated; for KV heads, whose replicas cost
@@ -69,7 +72,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def parameter_shardings(mesh: Mesh, axes: Any, params: Any) -> Any:
+def parameter_shardings(mesh: Mesh | AbstractMesh, axes: Any, params: Any) -> Any:
     """Shardings of a parameter tree from the logical axes of its leaves."""
     return jax.tree.map(
         lambda names, leaf: sharding(mesh, names, leaf.shape), axes, params, is_leaf=_is_axes
@@ -96,8 +99,12 @@ def tpu_layout(axes: tuple[str, ...]) -> Layout | None:
     """Order in memory of an array with these logical axes, None for whatever XLA takes.
 
     A TPU tiles the last two axes, which should be long: the contracted one and the last. Fused
-    projections, which stand between these, come before both.
+    projections, which stand between these, come before both. Groups of int4 weights it multiplies
+    side by side, their members before them.
     """
+    if "member" in axes:
+        member = axes.index("member")
+        return Layout((*range(member - 1), member, member - 1, *range(member + 1, len(axes))))
     if "embed" not in axes[:-2]:
         return None
     order = sorted(range(len(axes) - 1), key=lambda place: axes[place] == "embed")

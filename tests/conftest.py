@@ -111,7 +111,7 @@ def checkout() -> Path:
 
 
 # Where only tokens and counts are looked at, on models so small that compiling is all of the time.
-COMPILED_QUICKLY = ("cases", "contracts", "llm", "models")
+COMPILED_QUICKLY = ("cases", "contracts", "drafters", "llm", "models")
 COMPILED_QUICKLY_TOO = (
     "test_choose",
     "test_cli",

@@ -425,6 +425,12 @@ def test_convert_takes_the_converters_options(run, folder, tiny, tmp_path, capfd
     status, out, _ = run("convert", "--dtype", "bfloat16", source, tmp_path / "half")
     assert status == 0 and "bfloat16" in out
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    status, out, _ = run("convert", "inspect", source)
+    assert status == 0 and "family      llama" in out
+    status, out, _ = run("convert", "export", tmp_path / "half", tmp_path / "back")
+    assert status == 0 and "BF16" in str(
+        (tmp_path / "back" / "model.safetensors").read_bytes()[:400]
+    )
     with pytest.raises(SystemExit) as exit:
         main(["convert", "--help"])
     assert exit.value.code == 0 and "source" in capfd.readouterr().out

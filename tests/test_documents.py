@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 import specjax
+from ckpt_convert.__main__ import convert_parser, export_parser, inspect_parser
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/testing.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/conversion.md",
+    "docs/design.md",
+    "docs/drafters.md",
+    "docs/testing.md",
+)
 
 
 def test_readme_tree_is_the_tree(checkout):
@@ -42,9 +51,17 @@ def test_make_targets_exist(document, checkout):
 def test_contributors_registries_exist(checkout):
     text = (checkout / "CONTRIBUTING.md").read_text()
     registries = re.findall(r"[Nn]ame it in `(\w+)` in\s+`([\w/]+\.py)`", text)
-    assert len(registries) == 3
+    assert len(registries) == 4
     for name, path in registries:
         assert re.search(rf"^{name}\b.* = ", (checkout / path).read_text(), re.M), (name, path)
+
+
+def test_commands_of_the_converter_are_understood(checkout):
+    block = _fenced(checkout / "docs" / "conversion.md", "python -m ckpt_convert")
+    for line in block.splitlines():
+        words = line.partition("#")[0].split()[3:]
+        parser = {"inspect": inspect_parser, "export": export_parser}.get(words[0])
+        parser().parse_args(words[1:]) if parser else convert_parser().parse_args(words)
 
 
 @pytest.mark.network

@@ -4,9 +4,11 @@ from ckpt_convert.families.family import HF_RULES, Family
 from ckpt_convert.families.hf_config import HFConfig, decoder_config, windows
 from specjax.models.decoder import DecoderConfig
 
+WINDOW = 4096
+
 
 def from_hf(config: HFConfig) -> DecoderConfig:
-    return decoder_config(config, windows=windows(config, config.get("sliding_window")))
+    return decoder_config(config, windows=windows(config, config.get("sliding_window", WINDOW)))
 
 
 MISTRAL = Family(

@@ -3,12 +3,12 @@
 from ckpt_convert.families.family import GGUF_RULES, HF_RULES, Family
 from ckpt_convert.families.gguf_config import GGUFMetadata
 from ckpt_convert.families.gguf_config import decoder_config as from_metadata
-from ckpt_convert.families.hf_config import HFConfig, decoder_config, qwen_windows, refuse
+from ckpt_convert.families.hf_config import UNBIASED, HFConfig, decoder_config, qwen_windows, refuse
 from specjax.models.decoder import DecoderConfig
 
 
 def from_hf(config: HFConfig) -> DecoderConfig:
-    refuse(config, {"attention_bias": (False, None)})
+    refuse(config, UNBIASED)
     return decoder_config(config, qk_norm=True, windows=qwen_windows(config))
 
 

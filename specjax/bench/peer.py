@@ -17,7 +17,7 @@ from specjax.bench.prompts import BenchPrompt
 from specjax.bench.table import table
 from specjax.checkpoint import Model
 from specjax.llm import LLM
-from specjax.models import DecoderConfig
+from specjax.models import DecoderConfig, Rope
 from specjax.sampling_params import SamplingParams
 
 
@@ -105,7 +105,9 @@ def to_transformers(model: Model) -> Any:
     except ImportError:
         raise ValueError("--peer transformers needs PyTorch: pip install torch") from None
     config = model.target.config
-    if config.qk_norm or config.qkv_bias or config.windows or config.rope.kind != "default":
+    if model.target.quantization is not None:
+        raise ValueError("--peer transformers compares the same weights: leave --quantization out")
+    if config != _plain(config):
         raise ValueError("--peer transformers takes plain Llama models only, such as SmolLM2")
     settings = LlamaConfig(
         vocab_size=config.vocab_size,
@@ -118,7 +120,7 @@ def to_transformers(model: Model) -> Any:
         rms_norm_eps=config.rms_norm_eps,
         tie_word_embeddings=config.tie_embeddings,
         max_position_embeddings=config.max_position,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+        rope_parameters={"rope_type": "default", "rope_theta": _theta(config)},
         eos_token_id=None,
     )
     dtype = getattr(torch, model.dtype)
@@ -132,6 +134,27 @@ def to_transformers(model: Model) -> Any:
         raise ValueError(f"weights don't fit Transformers' Llama: {missing} {unexpected}")
     peer.tie_weights()
     return peer
+
+
+def _plain(config: DecoderConfig) -> DecoderConfig:
+    """The Llama of the same sizes, and nothing else that a decoder may have."""
+    return DecoderConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position=config.max_position,
+        rms_norm_eps=config.rms_norm_eps,
+        rope=Rope(_theta(config)),
+        tie_embeddings=config.tie_embeddings,
+    )
+
+
+def _theta(config: DecoderConfig) -> float:
+    return Rope().theta if config.rope is None else config.rope.theta
 
 
 def _state_dict(config: DecoderConfig, params: Any) -> dict[str, Any]:

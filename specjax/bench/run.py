@@ -24,6 +24,7 @@ def bench(
     *,
     model: str,
     dtype: str,
+    quantization: str | None,
     max_model_len: int | None,
     speculative_config: Mapping[str, Any],
     prompts: str | None,
@@ -44,7 +45,7 @@ def bench(
     wanted = read_prompts(prompts)
     SpeculativeConfig.parse(speculative_config)
     enable_compilation_cache()
-    plain = LLM(model, dtype=dtype, max_model_len=max_model_len)
+    plain = LLM(model, dtype=dtype, quantization=quantization, max_model_len=max_model_len)
     speculative = LLM(
         plain.model, speculative_config=speculative_config, max_model_len=max_model_len
     )
@@ -55,7 +56,9 @@ def bench(
         )
     summaries = summarise(pairs)
     promised = params.temperature == 0 or speculative.speculative_config.rule == "coupled"
-    print(f"{model}, {plain.model.dtype}, {jax.devices()[0].device_kind}, batch 1, medians of")
+    weights = getattr(plain.model.target, "quantization", None)
+    kind = plain.model.dtype + (f" with {weights} weights" if weights else "")
+    print(f"{model}, {kind}, {jax.devices()[0].device_kind}, batch 1, medians of")
     print(f"{repeats} interleaved runs, {_describe(speculative.speculative_config)}\n")
     print(report(summaries, promised))
     costs = None

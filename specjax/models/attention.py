@@ -13,14 +13,24 @@ def attend(
     v: Float[Array, "B K S W"],
     seen: Bool[Array, "B T S"],
     precision: lax.Precision,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "B T K G W"]:
-    """softmax(q k / sqrt(W)) v over the slots that each query may see; softmax in float32."""
+    """softmax(q k scale) v over the slots that each query may see; softmax in float32.
+
+    ``scale`` None is 1 / sqrt(W). ``softcap`` bounds the scores by softcap * tanh(score / softcap).
+    """
     scores = jnp.einsum(
         "btkgw,bksw->bktgs", q, k, precision=precision, preferred_element_type=jnp.float32
     )
-    scores = jnp.where(seen[:, None, :, None, :], scores * q.shape[-1] ** -0.5, HIDDEN)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = jnp.where(seen[:, None, :, None, :], _capped(scores * factor, softcap), HIDDEN)
     weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     mixed = jnp.einsum("bktgs,bksw->bktgw", weights.astype(v.dtype), v, precision=precision)
     # Normalised after mixing: W numbers a query to divide instead of S.
     mixed = mixed / jnp.sum(weights, axis=-1, keepdims=True)
     return mixed.astype(q.dtype).transpose(0, 2, 1, 3, 4)
+
+
+def _capped(scores, softcap):
+    return scores if softcap is None else softcap * jnp.tanh(scores / softcap)

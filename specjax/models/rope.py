@@ -7,13 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+KINDS = ("default", "linear", "llama3", "longrope")
+Turn = tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]]
+
 
 @dataclass(frozen=True)
 class Rope:
     """Base and scaling of the rotation frequencies.
 
-    ``kind`` is "default", "linear" (all frequencies divided by ``factor``) or "llama3" (long wave
-    lengths divided by ``factor``, short ones kept, those between interpolated).
+    ``kind`` is "default", "linear" (all frequencies divided by ``factor``), "llama3" (long wave
+    lengths divided by ``factor``, short ones kept, those between interpolated) or "longrope" (Ding
+    et al., arXiv 2402.13753: each frequency divided by its own factor). LongRoPE has two sets of
+    factors; which one counts depends on the longest context that is served, so that keys in a cache
+    never change: ``short_factors`` up to ``original_max_position`` tokens, else ``long_factors``.
+
+    ``partial`` is the part of each head that is turned, its first components. ``attention_factor``
+    multiplies cosine and sine.
     """
 
     theta: float = 10_000.0
@@ -22,20 +31,37 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    partial: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
 
     def __post_init__(self):
-        if self.kind not in ("default", "linear", "llama3"):
-            raise ValueError(
-                f"RoPE type {self.kind!r} is not supported; known: default, linear, llama3"
-            )
+        if self.kind not in KINDS:
+            raise ValueError(f"RoPE type {self.kind!r} is not supported; known: {', '.join(KINDS)}")
 
-    def inverse_frequencies(self, width: int) -> np.ndarray:
-        """Radians per position of each rotated pair, [width / 2], float64."""
+    @property
+    def depends_on_length(self) -> bool:
+        return self.kind == "longrope"
+
+    def rotated(self, width: int) -> int:
+        """How many components of a head of ``width`` are turned."""
+        return int(width * self.partial + 1e-6)
+
+    def inverse_frequencies(self, width: int, longest: int = 0) -> np.ndarray:
+        """Radians per position of each rotated pair, [pairs], float64.
+
+        ``longest`` is the longest context that is served.
+        """
+        width = self.rotated(width)
         frequencies = self.theta ** -(np.arange(0, width, 2, dtype=np.float64) / width)
         if self.kind == "linear":
             return frequencies / self.factor
         if self.kind == "llama3":
             return self._llama3(frequencies)
+        if self.kind == "longrope":
+            is_long = longest > self.original_max_position
+            return frequencies / np.asarray(self.long_factors if is_long else self.short_factors)
         return frequencies
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
@@ -45,21 +71,31 @@ class Rope:
         return frequencies * (keep + (1 - keep) / self.factor)
 
 
-def rotation(
-    rope: Rope, positions: Int[Array, "B T"], width: int
-) -> tuple[Float[Array, "B T {width//2}"], Float[Array, "B T {width//2}"]]:
+def rotation(rope: Rope, positions: Int[Array, "B T"], width: int, longest: int = 0) -> Turn:
     """Cosine and sine of each position's angles, float32 whatever the model's dtype."""
-    frequencies = jnp.asarray(rope.inverse_frequencies(width), jnp.float32)
+    frequencies = jnp.asarray(rope.inverse_frequencies(width, longest), jnp.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if rope.attention_factor == 1.0:
+        return cos, sin
+    return cos * rope.attention_factor, sin * rope.attention_factor
 
 
-def rotate(
-    x: Float[Array, "B T *heads W"],
-    turn: tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]],
-) -> Float[Array, "B T *heads W"]:
-    """Turns each pair (i, i + W/2) of the last axis by its position's angle."""
+def identity(like: Turn) -> Turn:
+    """The rotation that turns nothing, in the shape of another."""
+    return jnp.ones_like(like[0]), jnp.zeros_like(like[1])
+
+
+def rotate(x: Float[Array, "B T *heads W"], turn: Turn) -> Float[Array, "B T *heads W"]:
+    """Turns each pair (i, i + R/2) of the last axis by its position's angle.
+
+    R is twice the number of angles; what lies behind the first R components is left as it is.
+    """
     heads = range(2, x.ndim - 1)
     cos, sin = (jnp.expand_dims(part, tuple(heads)) for part in turn)
+    rotated = 2 * cos.shape[-1]
+    if rotated < x.shape[-1]:
+        turned = rotate(x[..., :rotated], turn)
+        return jnp.concatenate([turned, x[..., rotated:]], -1)
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], -1).astype(x.dtype)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from ckpt_convert import ConversionError, convert
-from ckpt_convert.gguf_tokenizer import merges_from_scores, write_tokenizer
+from ckpt_convert.gguf_tokenizer import merges_from_scores, tokenizer_files
 
 CORPUS = [
     "Hello world, it's we'll and I'M: DON'T!",
@@ -148,7 +148,8 @@ def byte_level_fields(pre: str, **changes) -> dict:
 
 
 def tokens_of(fields, folder, text, **options) -> list[str]:
-    write_tokenizer(fields, folder)
+    for name, content in tokenizer_files(fields).items():
+        (folder / name).write_bytes(content)
     return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, **options).tokens
 
 
@@ -160,6 +161,8 @@ def tokens_of(fields, folder, text, **options) -> list[str]:
         ("smollm", "  123", ["ĠĠ", "1", "2", "3"]),
         ("qwen2", "  123", ["Ġ", "Ġ", "1", "2", "3"]),
         ("llama-bpe", "1231", ["123", "1"]),
+        ("dbrx", "1231", ["123", "1"]),
+        ("gpt-4o", "1231", ["123", "1"]),
         ("llama-bpe", "ab<tool call>c", ["ab", "<tool call>", "c"]),
         ("gpt-2", "abc<eos>", ["abc", "<eos>"]),
         ("gpt-2", "e\u0301", ["e", "Ì", "ģ"]),
@@ -225,7 +228,7 @@ def test_sentencepiece_merges_blanks_and_bytes(tmp_path):
 )
 def test_unknown_tokenizers_are_refused_by_name(tmp_path, fields, named):
     with pytest.raises(ConversionError, match=named):
-        write_tokenizer(fields, tmp_path)
+        tokenizer_files(fields)
 
 
 @pytest.mark.fast

@@ -1,5 +1,7 @@
 """`config.json` of every family, in the spellings before and after Transformers 5."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import transformers
@@ -8,6 +10,7 @@ from convert.tiny_checkpoints import HEAD_DIM, SIZES, hf_config
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import hf_family
 from specjax.models.decoder import DecoderConfig
+from specjax.models.experts import Routing
 from specjax.models.rope import Rope
 
 pytestmark = pytest.mark.fast
@@ -28,6 +31,23 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
+}
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [2.0] * 4}
+LONGROPE_READ = Rope(
+    10_000.0,
+    "longrope",
+    original_max_position=32,
+    short_factors=(1.0, 2.0, 3.0, 4.0),
+    long_factors=(2.0,) * 4,
+    attention_factor=(1 + np.log(4) / np.log(32)) ** 0.5,
+)
+SHORT = {"original_max_position_embeddings": 32}
+GEMMA = {
+    "norm": "rms_plus_one",
+    "post_norm": True,
+    "activation": "gelu_tanh",
+    "embedding_scale": 32**0.5,
 }
 
 
@@ -61,6 +81,14 @@ def both_spellings(config: dict) -> list[dict]:
         ),
         ("mistral", {"sliding_window": None}, {}),
         ("mistral", {"sliding_window": 16}, {"windows": (16, 16, 16)}),
+        ("mistral", {}, {"windows": (4096, 4096, 4096)}),
+        ("mistral", {"head_dim": 16, "sliding_window": None}, {"head_dim": 16}),
+        ("mistral", {"head_dim": None, "sliding_window": None}, {}),
+        (
+            "mixtral",
+            {"num_local_experts": 8, "num_experts_per_tok": 2},
+            {"experts": Routing(8, 2)},
+        ),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 16}, {"qkv_bias": True}),
         (
             "qwen2",
@@ -68,6 +96,85 @@ def both_spellings(config: dict) -> list[dict]:
             {"qkv_bias": True, "windows": (None, None, 16)},
         ),
         ("qwen3", {"attention_bias": False}, {"qk_norm": True}),
+        (
+            "qwen3_moe",
+            {
+                "num_experts": 16,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 24,
+                "norm_topk_prob": False,
+                "mlp_only_layers": [],
+                "max_window_layers": 2,
+            },
+            {"intermediate_size": 24, "qk_norm": True, "experts": Routing(16, 4, False)},
+        ),
+        (
+            "gemma2",
+            {"num_hidden_layers": 4, "query_pre_attn_scalar": 64, "sliding_window": 16},
+            GEMMA
+            | {
+                "num_layers": 4,
+                "attention_scale": 1 / 8,
+                "attention_softcap": 50.0,
+                "logit_softcap": 30.0,
+                "windows": (16, None, 16, None),
+            },
+        ),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE, "original_max_position_embeddings": 32},
+            {"rope": LONGROPE_READ},
+        ),
+        (
+            "phi3",
+            {
+                "rope_scaling": {
+                    "type": "su",
+                    "short_factor": [1.0, 2.0, 3.0],
+                    "long_factor": [4.0, 5.0, 6.0],
+                },
+                "original_max_position_embeddings": 32,
+                "partial_rotary_factor": 0.75,
+                "sliding_window": 20,
+            },
+            {
+                "rope": dataclasses.replace(
+                    LONGROPE_READ,
+                    partial=0.75,
+                    short_factors=(1.0, 2.0, 3.0),
+                    long_factors=(4.0, 5.0, 6.0),
+                ),
+                "windows": (20, 20, 20),
+            },
+        ),
+        (
+            "smollm3",
+            {"num_hidden_layers": 5, "tie_word_embeddings": True},
+            {
+                "num_layers": 5,
+                "tie_embeddings": True,
+                "ropes": (*(Rope(10_000.0),) * 3, None, Rope(10_000.0)),
+            },
+        ),
+        (
+            "smollm3",
+            {
+                "no_rope_layers": [0, 1, 1],
+                "use_sliding_window": True,
+                "sliding_window": 16,
+            },
+            {"ropes": (None, Rope(10_000.0), Rope(10_000.0)), "windows": (16, None, None)},
+        ),
+        (
+            "olmo2",
+            {},
+            {
+                "norm": "rms_float32",
+                "pre_norm": False,
+                "post_norm": True,
+                "whole_qk_norm": True,
+            },
+        ),
         (
             "qwen3",
             {
@@ -84,6 +191,65 @@ def test_every_family_in_both_spellings(family, changes, expected):
         assert read(config) == DecoderConfig(**SHAPE | expected)
 
 
+GLOBAL = Rope(1_000_000.0, "linear", 8.0)
+LOCAL = Rope(10_000.0)
+
+
+@pytest.mark.parametrize(
+    "ropes",
+    [
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ],
+    ids=["old", "old with defaults", "a type each"],
+)
+def test_gemma3_has_a_rope_for_each_type_of_layer(ropes):
+    if "rope_scaling" in ropes:
+        ropes = ropes | {"rope_scaling": ropes["rope_scaling"] | {"rope_type": "linear"}}
+    config = hf_config("gemma3", num_hidden_layers=7, **ropes)
+    if "rope_theta" not in ropes:
+        del config["rope_theta"]
+    found = read(config)
+    assert found.ropes == (LOCAL,) * 5 + (GLOBAL, LOCAL)
+    assert found.windows == (4096,) * 5 + (None, 4096)
+    assert found.qk_norm and found.attention_softcap is None and found.logit_softcap is None
+
+
+def test_gemma3_with_vision_leaves_most_settings_to_its_class():
+    """As google/gemma-3-4b-it writes it."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    found, expected = read(config), transformers.Gemma3TextConfig(**text)
+    assert found.vocab_size == expected.vocab_size
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (8, 4, 256)
+    assert found.tie_embeddings and found.max_position == expected.max_position_embeddings
+    assert found.attention_scale == expected.query_pre_attn_scalar**-0.5
+    assert [window is not None for window in found.windows] == [
+        kind == "sliding_attention" for kind in expected.layer_types
+    ]
+    assert {found.ropes[0], found.ropes[5]} == {LOCAL, GLOBAL}
+
+
+def test_gpt2_under_its_own_names():
+    config = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 64, "n_embd": 32, "n_head": 4}
+    found = read(config | {"n_layer": 3, "n_positions": 128, "activation_function": "gelu_new"})
+    assert (found.num_kv_heads, found.head_dim, found.intermediate_size) == (4, 8, 128)
+    assert found.tie_embeddings and found.learned_positions and found.rope is None
+
+
 @pytest.mark.parametrize(
     ("family", "made_by"),
     [
@@ -91,6 +257,12 @@ def test_every_family_in_both_spellings(family, changes, expected):
         ("mistral", transformers.MistralConfig),
         ("qwen2", transformers.Qwen2Config),
         ("qwen3", transformers.Qwen3Config),
+        ("smollm3", transformers.SmolLM3Config),
+        ("olmo2", transformers.Olmo2Config),
+        ("phi3", transformers.Phi3Config),
+        ("gemma2", transformers.Gemma2Config),
+        ("mixtral", transformers.MixtralConfig),
+        ("qwen3_moe", transformers.Qwen3MoeConfig),
     ],
 )
 def test_what_transformers_itself_writes(family, made_by):
@@ -103,7 +275,8 @@ def test_what_transformers_itself_writes(family, made_by):
     found = read(config)
     assert (found.num_layers, found.head_dim, found.rope.theta) == (3, 8, 123_456.0)
     assert found.qkv_bias == (family == "qwen2")
-    assert found.qk_norm == (family == "qwen3")
+    assert found.qk_norm == family.startswith("qwen3")
+    assert (found.experts is not None) == (family in ("mixtral", "qwen3_moe"))
     assert hf_family(config).name == family
 
 
@@ -119,7 +292,9 @@ def test_defaults_for_absent_keys():
 def test_unknown_architecture_is_refused_by_name_with_the_known_ones():
     with pytest.raises(ConversionError, match="'GemmaForCausalLM'.*LlamaForCausalLM"):
         read(hf_config("llama", architectures=["GemmaForCausalLM"]))
-    with pytest.raises(ConversionError, match="'mamba'.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ConversionError, match="'GptOssForCausalLM'.*GPT2LMHeadModel"):
+        read(hf_config("llama", architectures=["GptOssForCausalLM"]))
+    with pytest.raises(ConversionError, match="'mamba'.*llama, mistral, mixtral, olmo2"):
         read(hf_config("llama", architectures=None, model_type="mamba"))
 
 
@@ -143,6 +318,19 @@ def test_a_missing_key_is_named(key):
         ("qwen2", {"layer_types": ["full_attention"]}, "1 of its 3 layers"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ("llama", {"rope_scaling": {"rope_type": "default", "type": "yarn"}}, "default, yarn"),
+        ("gemma2", {"attention_bias": True}, "attention_bias"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, r"mlp_only_layers=\[1\]"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function='relu'"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers tells 1 of 3"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "original_max_position_embeddings"),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": None}} | SHORT, "'short_factor'"),
+        ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}} | SHORT, "1 long.*4 are"),
+        ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
+        ("mixtral", {"num_local_experts": None}, "num_local_experts"),
     ],
 )
 def test_what_the_decoder_cannot_compute_is_refused(family, changes, named):

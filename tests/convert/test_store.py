@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -22,7 +21,15 @@ from convert.tiny_checkpoints import (
 )
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ckpt_convert import ConversionError, convert, load, load_config, read_manifest, store
+from ckpt_convert import (
+    ConversionError,
+    arrays,
+    atomic_folder,
+    convert,
+    load,
+    load_config,
+    read_manifest,
+)
 from ckpt_convert.__main__ import main
 
 
@@ -114,57 +121,14 @@ def test_force_never_replaces_what_is_no_checkpoint(source, tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
 
 
-# A conversion that dies.
-
-STOPPED_HALFWAY = """
-import sys, time
-from ckpt_convert import conversion, store
-
-write_arrays = store._save_arrays
-
-def stop_after_writing(*arguments):
-    write_arrays(*arguments)
-    print("arrays written", flush=True)
-    time.sleep(600)
-
-store._save_arrays = stop_after_writing
-conversion.convert(*sys.argv[1:])
-"""
-
-
-def test_a_killed_conversion_leaves_nothing_that_loads(
-    source, tmp_path, converter_environment, run_converter
-):
-    destination = tmp_path / "converted"
-    child = subprocess.Popen(
-        [sys.executable, "-c", STOPPED_HALFWAY, str(source), str(destination)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=converter_environment,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "arrays written\n"
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert not destination.exists()
-    (partial,) = [
-        path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()
-    ]
-    assert any(partial.iterdir())
-    with pytest.raises(ConversionError, match="no specjax checkpoint"):
-        load(partial)
-
-    run = run_converter(source, destination)
-    assert run.returncode == 0, run.stderr
-    assert_same_tree(load(destination).params, expected_params(hf_tensors("llama")))
-    assert leftovers(tmp_path) == []
+# A conversion that does not end well; see test_killed.py too.
 
 
 def test_a_running_conversion_is_not_swept_away(source, tmp_path):
     destination = tmp_path / "converted"
-    with store._partial_sibling(destination) as running:
+    with atomic_folder.partial_sibling(destination) as running:
         (running / "half").write_text("written")
-        store.sweep(destination)
+        atomic_folder.sweep(destination)
         assert (running / "half").exists()
     assert leftovers(tmp_path) == []
 
@@ -271,8 +235,8 @@ def test_arrays_arrive_on_their_shards(converted):
 
 def test_arrays_of_several_chunks_are_read_right(source, tmp_path, monkeypatch):
     """Real models have parameters of more than one chunk; small ones get there by small chunks."""
-    monkeypatch.setattr(store, "CHUNK", 4096)
-    monkeypatch.setattr(store, "ALONE", 4096)
+    monkeypatch.setattr(arrays, "CHUNK", 4096)
+    monkeypatch.setattr(arrays, "ALONE", 4096)
     convert(source, tmp_path / "converted")
     assert_same_tree(load(tmp_path / "converted").params, expected_params(hf_tensors("llama")))
 
@@ -282,7 +246,17 @@ def test_arrays_of_several_chunks_are_read_right(source, tmp_path, monkeypatch):
 PEAKS = """
 import sys
 from pathlib import Path
+import jax
 from ckpt_convert import convert, load
+from specjax.sharding import make_mesh, sharding
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+def split(shapes):
+    mesh = make_mesh(1, 4)  # every parameter's last axis
+    return jax.tree.map(
+        lambda leaf: sharding(mesh, ("",) * (leaf.ndim - 1) + ("mlp",), leaf.shape), shapes
+    )
 
 def peak():
     # Not getrusage: a process inherits the peak of the one that started it.
@@ -291,13 +265,14 @@ def peak():
     return int(line.split()[1]) * 1024
 
 tiny, large, folder = sys.argv[1:]
+shardings = split if folder.endswith("sharded") else None
 convert(tiny, folder + "/tiny")
-load(folder + "/tiny")
+load(folder + "/tiny", shardings=shardings)
 imported = peak()
 if folder.endswith("written"):
-    convert(large, folder + "/large")
+    convert(large, folder + "/large", shard_for="1x4")
 else:
-    load(large)
+    load(large, shardings=shardings)
 print(peak() - imported)
 """
 
@@ -313,13 +288,13 @@ def large_source(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own count")
-@pytest.mark.parametrize(("task", "copies"), [("written", 1.5), ("read", 2.2)])
+@pytest.mark.parametrize(("task", "copies"), [("written", 1.5), ("read", 2.2), ("sharded", 2.0)])
 def test_memory_stays_near_one_copy(
     source, large_source, tmp_path, converter_environment, task, copies
 ):
     model = (large_source / "model.safetensors").stat().st_size
     large = large_source
-    if task == "read":
+    if task != "written":
         large = tmp_path / "converted"
         convert(large_source, large)
     (tmp_path / task).mkdir()

@@ -26,6 +26,14 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
 }
 
 
@@ -217,8 +225,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(SIZES["vocab_size"])
     for key, value in ({"rope.freq_base": 10_000.0} | (metadata or {})).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{key}", value)
+        adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        adders[type(value)](f"{architecture}.{key}", value)
     _add_tokenizer(writer, tokenizer or {})
     held = {}
     for name, tensor in tensors.items():

@@ -5,13 +5,15 @@ installed: ``python tests/models/hugging_face.py``.
 """
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SEED, ROWS, LENGTH = 11, 2, 24
+SEED, ROWS, LENGTH = 11, 2, 64
 
 SIZES = {
     "vocab_size": 64,
@@ -34,6 +36,15 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Three query heads a KV head, and heads that are wider than their share of the model.
+ODD = {"hidden_size": 48, "num_attention_heads": 6, "head_dim": 16}
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.25, 1.5, 1.75],
+    "long_factor": [1.0, 1.5, 3.0, 6.0],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama2": {"architecture": "LlamaForCausalLM", "num_key_value_heads": 4},
     "llama3": {"architecture": "LlamaForCausalLM", "rope_parameters": LLAMA3_ROPE},
@@ -43,6 +54,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
     },
     "mistral": {"architecture": "MistralForCausalLM", "sliding_window": 8},
+    "nemo": ODD | {"architecture": "MistralForCausalLM", "sliding_window": None},
+    "mixtral": ODD
+    | {"architecture": "MixtralForCausalLM", "num_local_experts": 4, "sliding_window": 16},
     "qwen2": {
         "architecture": "Qwen2ForCausalLM",
         "tie_word_embeddings": True,
@@ -51,7 +65,74 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 16},
+    "qwen3_moe": ODD
+    | {
+        "architecture": "Qwen3MoeForCausalLM",
+        "tie_word_embeddings": True,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+    },
+    "gemma2": ODD
+    | {
+        "architecture": "Gemma2ForCausalLM",
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "sliding_window": 8,
+    },
+    "gemma3": ODD
+    | {
+        "architecture": "Gemma3ForCausalLM",
+        "num_hidden_layers": 4,
+        "sliding_window_pattern": 3,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+        },
+    },
+    "gemma3_untied": ODD | {"architecture": "Gemma3ForCausalLM"},
+    "phi3": ODD
+    | {
+        "architecture": "Phi3ForCausalLM",
+        "head_dim": 8,
+        "sliding_window": 24,
+        "rope_parameters": LONG_ROPE,
+        "original_max_position_embeddings": 256,
+        "pad_token_id": 0,
+    },
+    "phi4": ODD
+    | {
+        "architecture": "Phi3ForCausalLM",
+        "head_dim": 8,
+        "rope_parameters": LONG_ROPE
+        | {
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.25, 1.5],
+            "long_factor": [1.0, 2.0, 4.0],
+        },
+        "original_max_position_embeddings": 32,
+        "pad_token_id": 0,
+    },
+    "smollm3": ODD
+    | {"architecture": "SmolLM3ForCausalLM", "no_rope_layer_interval": 2, "pad_token_id": 0},
+    "olmo2": ODD | {"architecture": "Olmo2ForCausalLM"},
+    "gpt2": {
+        "architecture": "GPT2LMHeadModel",
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 64,
+        "n_inner": 40,
+    },
 }
+# What a model's class does not know.
+UNKNOWN = {"gpt2": ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")}
 
 
 def tokens(seed: int = SEED) -> np.ndarray:
@@ -67,7 +148,7 @@ def weights(shapes: dict[str, Any], seed: int = SEED) -> dict[str, np.ndarray]:
 
 def _weight(random, name, shape):
     value = random.standard_normal(shape)
-    if "norm" in name:
+    if "norm" in name or ".ln_" in name:
         value = 1 + 0.1 * value
     elif name.endswith("bias"):
         value = 0.3 * value
@@ -76,23 +157,28 @@ def _weight(random, name, shape):
     return value.astype(np.float32)
 
 
-def transformers_model(name: str, seed: int = SEED):
-    """The PyTorch model in float32, and its shapes by name."""
-    import torch
+def transformers_model(name: str, seed: int = SEED, rounded: bool = False, **changes):
+    """The PyTorch model in float32, loaded from its own files, and the shapes in these by name."""
+    import safetensors.numpy
     import transformers
 
     settings = SIZES | MODELS[name]
     architecture = getattr(transformers, settings.pop("architecture"))
+    for key in UNKNOWN.get(name, ()):
+        settings.pop(key, None)
     config = architecture.config_class(**settings, attn_implementation="eager")
-    model = architecture(config).float().eval()
-    state = model.state_dict()
-    if config.tie_word_embeddings:
-        state.pop("lm_head.weight")
-    shapes = {key: list(value.shape) for key, value in state.items()}
-    made = {key: torch.from_numpy(value) for key, value in weights(shapes, seed).items()}
-    model.load_state_dict(made, strict=False)
-    model.tie_weights()
-    return model, shapes
+    with tempfile.TemporaryDirectory() as folder:
+        architecture(config).float().save_pretrained(folder)
+        file = Path(folder) / "model.safetensors"
+        shapes = {
+            key: list(value.shape) for key, value in safetensors.numpy.load_file(file).items()
+        }
+        made = weights(shapes, seed)
+        if rounded:
+            made = {key: value.astype(bfloat16).astype(np.float32) for key, value in made.items()}
+        safetensors.numpy.save_file(made, file, metadata={"format": "pt"})
+        model = architecture.from_pretrained(folder, attn_implementation="eager", **changes)
+    return model.eval(), shapes
 
 
 def transformers_logits(model, ids: np.ndarray) -> np.ndarray:
@@ -106,7 +192,8 @@ def config_json(model) -> dict[str, Any]:
     """What ``save_pretrained`` writes, without the version that wrote it."""
     settings = json.loads(model.config.to_json_string(use_diff=False))
     settings["architectures"] = [type(model).__name__]
-    settings.pop("transformers_version", None)
+    for key in ("transformers_version", "_name_or_path"):
+        settings.pop(key, None)
     return settings
 
 

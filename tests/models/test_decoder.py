@@ -154,6 +154,8 @@ def test_logits_at_one_token_of_each_row():
 def test_first_layers_over_the_whole_models_parameters(layers, stacked):
     target, params = DecoderTarget(TINY_CONFIG, stacked=stacked), _params(TINY_CONFIG)
     early = target.first_layers(layers)
+    mixed = replace(TINY_CONFIG, ropes=(Rope(), None, Rope(500.0)))
+    assert DecoderTarget(mixed).first_layers(layers).config.ropes == mixed.ropes[:layers]
     given = params if stacked else _unstacked(params)
     cache = early.init_cache(ROWS, SLOTS)
     assert cache.k.shape[0] == layers
@@ -295,6 +297,12 @@ def test_impossible_configurations_are_refused():
         replace(TINY_CONFIG, windows=(None, 8))
     with pytest.raises(ValueError, match="RoPE type 'yarn' is not supported"):
         Rope(kind="yarn")
+    with pytest.raises(ValueError, match="1 ropes given for 3 layers"):
+        replace(TINY_CONFIG, ropes=(None,))
+    with pytest.raises(ValueError, match="rotate different parts of a head"):
+        replace(TINY_CONFIG, ropes=(Rope(), None, Rope(partial=0.5)))
+    with pytest.raises(ValueError, match="norm 'batch' is not known; known: rms, "):
+        replace(TINY_CONFIG, norm="batch")
 
 
 @pytest.mark.parametrize("stacked", [True, False])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specjax.models import Rope
-from specjax.models.rope import rotate, rotation
+from specjax.models.rope import identity, rotate, rotation
 
 pytestmark = pytest.mark.fast
 
@@ -24,6 +24,19 @@ def _llama31(frequency):
         return frequency / 8
     smooth = (8192 / wavelength - 1) / (4 - 1)
     return (1 - smooth) * frequency / 8 + smooth * frequency
+
+
+SHORT_FACTORS = tuple(np.linspace(1.0, 1.5, 24))
+LONG_FACTORS = tuple(np.linspace(1.0, 30.0, 24))
+PHI4 = Rope(
+    10_000.0,
+    "longrope",
+    original_max_position=4096,
+    partial=0.75,
+    short_factors=SHORT_FACTORS,
+    long_factors=LONG_FACTORS,
+    attention_factor=1.2,
+)
 
 
 def _angles(rope, scale):
@@ -59,3 +72,25 @@ def test_NU1_angles_in_bfloat16_would_be_far_off():
     rounded = np.asarray(jnp.asarray(POSITIONS, jnp.bfloat16), np.float64)
     off = np.abs(np.cos(np.outer(rounded, frequencies)) - np.cos(np.outer(POSITIONS, frequencies)))
     assert off.max() > 50 * BF16_ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("longest", "factors"), [(4096, SHORT_FACTORS), (4097, LONG_FACTORS), (131_072, LONG_FACTORS)]
+)
+def test_NU1_longrope_of_a_part_of_each_head(longest, factors):
+    """The same factors at every position: those of the longest context that is served."""
+    cos, sin = rotation(PHI4, jnp.array([POSITIONS]), WIDTH, longest)
+    angles = np.outer(POSITIONS, 10_000.0 ** (-np.arange(0, 48, 2) / 48) / np.array(factors))
+    np.testing.assert_allclose(cos[0], 1.2 * np.cos(angles), atol=BF16_ROUNDING / 2)
+    np.testing.assert_allclose(sin[0], 1.2 * np.sin(angles), atol=BF16_ROUNDING / 2)
+    heads = jnp.asarray(np.random.default_rng(0).normal(size=(1, len(POSITIONS), 2, WIDTH)))
+    turned = rotate(heads, (cos, sin))
+    np.testing.assert_array_equal(turned[..., 48:], heads[..., 48:])
+    norms = [np.linalg.norm(np.asarray(x)[..., :48], axis=-1) for x in (turned, heads)]
+    np.testing.assert_allclose(norms[0], 1.2 * norms[1], rtol=1e-4)
+
+
+def test_the_identity_turns_nothing():
+    like = rotation(Rope(), jnp.array([POSITIONS]), WIDTH)
+    heads = jnp.asarray(np.random.default_rng(0).normal(size=(1, len(POSITIONS), 2, WIDTH)))
+    np.testing.assert_array_equal(rotate(heads, identity(like)), heads)

@@ -1,0 +1,127 @@
+"""A folder that is written whole or not at all: into a sibling first, renamed when complete."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckpt_convert.errors import ConversionError
+
+PARTIAL = ".partial-"
+LOCK = "lock"
+OLD = "-old"
+# What a folder needs beside its arrays: configuration, tokenizer, indices.
+SMALL_FILES = 32 << 20
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, nbytes: int) -> Iterator[Path]:
+    """A folder to fill, which takes the place of ``path`` when the block ends well.
+
+    ``nbytes``: size of the arrays to come. Raises ``ConversionError`` where the disk is full or
+    not writable; then, and after any other exception, nothing is left behind.
+    """
+    _refuse_full_disk(path.parent, nbytes + SMALL_FILES)
+    with partial_sibling(path) as partial:
+        yield partial
+        _flush(partial)
+        _move(partial, path)
+
+
+def refuse_existing(path: Path, *, remedy: str = "choose another folder") -> None:
+    """Raise for a path that exists, be it a link into nowhere."""
+    if path.exists() or path.is_symlink():
+        raise ConversionError(f"{path} exists; {remedy}")
+
+
+def _refuse_full_disk(parent: Path, needed: int) -> None:
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(parent).free
+    except OSError as fault:
+        raise ConversionError(f"{parent} cannot be written: {fault.strerror}") from None
+    if free < needed:
+        raise ConversionError(
+            f"the disk is too full: {parent} has {free / 1e9:.2f} GB free and the checkpoint needs "
+            f"{needed / 1e9:.2f} GB; free some space or choose another disk"
+        )
+
+
+@contextlib.contextmanager
+def partial_sibling(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` that is gone afterwards, whatever happened; tidies dead ones too."""
+    from filelock import FileLock
+
+    sweep(path)
+    partial = path.parent / f".{path.name}{PARTIAL}{os.getpid()}"
+    try:
+        partial.mkdir()
+        # Held while this process lives: the next run knows by it which leftovers are dead.
+        with FileLock(_lock_of(partial)):
+            yield partial
+    except OSError as fault:
+        raise _unwritable(path, fault) from None
+    except ConversionError:
+        raise
+    except Exception as fault:  # Orbax wraps what the file system said, in more than one type
+        if not _names_storage(fault):
+            raise
+        raise _unwritable(path, fault) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        _lock_of(partial).unlink(missing_ok=True)
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed conversions to ``path`` left; those still running are not touched.
+
+    A checkpoint that one of them had moved aside, and not yet replaced, is put back.
+    """
+    from filelock import FileLock, Timeout
+
+    for leftover in sorted(path.parent.glob(f".{path.name}{PARTIAL}*")):
+        lock = leftover if leftover.name.endswith(LOCK) else _lock_of(leftover)
+        with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
+            if leftover.name.endswith(OLD) and not path.exists():
+                leftover.rename(path)
+            elif leftover != lock:
+                shutil.rmtree(leftover, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+
+
+def _lock_of(partial: Path) -> Path:
+    return partial.with_name(partial.name.removesuffix(OLD) + LOCK)
+
+
+def _move(partial: Path, path: Path) -> None:
+    """Put ``partial`` in the place of ``path``; an old checkpoint there goes last."""
+    if not path.exists():
+        partial.rename(path)
+        return
+    old = partial.with_name(partial.name + OLD)
+    path.rename(old)
+    partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Force the files to the disk, so that a crash of the machine cannot follow the rename."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
+
+
+def _names_storage(fault: BaseException) -> bool:
+    signs = ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED", "Read-only")
+    chain = [fault, fault.__cause__, fault.__context__]
+    return any(sign in str(link) for link in chain for sign in signs)
+
+
+def _unwritable(path: Path, fault: BaseException) -> ConversionError:
+    full = getattr(fault, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or _names_storage(fault):
+        return ConversionError(f"the disk is full: {path} was not written; free some space")
+    return ConversionError(f"{path} cannot be written: {fault}")

@@ -1,0 +1,54 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, and LongRoPE for long contexts."""
+
+from ckpt_convert.families.family import (
+    GGUF_NAMES,
+    HF_RULES,
+    LAYER,
+    Family,
+    changed,
+    layer_rule,
+    renamed,
+)
+from ckpt_convert.families.gguf_config import GGUFMetadata
+from ckpt_convert.families.gguf_config import decoder_config as from_metadata
+from ckpt_convert.families.hf_config import UNBIASED, HFConfig, decoder_config, refuse, windows
+from ckpt_convert.tensors import KEY, QUERY, VALUE
+from specjax.models.decoder import DecoderConfig
+
+
+def from_hf(config: HFConfig) -> DecoderConfig:
+    refuse(config, UNBIASED)
+    kept = windows(config, config.get("sliding_window"))
+    return decoder_config(config, partial_rotary=True, windows=kept)
+
+
+def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:
+    return from_metadata(metadata, partial_rotary=True)
+
+
+QKV = {"name": LAYER + "self_attn.qkv_proj.weight", "blocks": ("K G W", "K W", "K W")}
+
+PHI3_RULES = changed(
+    HF_RULES,
+    layer_rule(parameter="qkv", turn="(K G W) D -> D K G W", part=QUERY, block=0, **QKV),
+    layer_rule(parameter="qkv", turn="(K W) D -> D K W", part=KEY, block=1, **QKV),
+    layer_rule(parameter="qkv", turn="(K W) D -> D K W", part=VALUE, block=2, **QKV),
+    layer_rule(LAYER + "mlp.gate_up_proj.weight", "gate_up", "(P I) D -> D P I"),
+    without=(
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+        "gate_proj.weight",
+        ".up_proj.weight",
+    ),
+)
+
+PHI3 = Family(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    gguf_architectures=("phi3",),
+    from_hf=from_hf,
+    from_gguf=from_gguf,
+    hf_rules=PHI3_RULES,
+    gguf_rules=renamed(PHI3_RULES, GGUF_NAMES),
+)

@@ -1,0 +1,65 @@
+"""The mixture of experts in drafters that were cut from mixture-of-experts models."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.models.draft_layer import mlp
+from specjax.models.experts import one_by_one
+from specjax.models.linear import linear
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """``count`` experts of which a token takes ``chosen``, and experts that every token takes.
+
+    ``sigmoid`` scores experts each for itself (DeepSeek-V3, arXiv 2412.19437), else by softmax;
+    ``biased`` ranks them by their scores and a bias. ``shared_size`` is the shared experts' width,
+    0 for none, ``shared_gated`` a sigmoid before them.
+    """
+
+    count: int
+    chosen: int
+    size: int
+    sigmoid: bool = False
+    biased: bool = False
+    renormalise: bool = True
+    scale: float = 1.0
+    shared_size: int = 0
+    shared_gated: bool = False
+
+
+def mix(
+    config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
+) -> Float[Array, "B T E"]:
+    """The weighted sum of the chosen experts, and the shared ones."""
+    gate_up, down = (weights["experts"][name][None] for name in ("gate_up", "down"))
+    share, chosen = _routed(config, weights, x)
+    tokens = x.reshape(-1, x.shape[-1])
+    mixed = one_by_one(tokens, share, chosen, gate_up, down, 0, jax.nn.silu)
+    mixed = mixed.reshape(x.shape).astype(x.dtype)
+    if config.shared_size == 0:
+        return mixed
+    shared = mlp(weights["shared"], x)
+    if config.shared_gated:
+        shared = shared * jax.nn.sigmoid(linear(x, weights["shared_gate"]))
+    return mixed + shared
+
+
+def _routed(
+    config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
+) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
+    """Weights and experts of each of the M = B T tokens."""
+    scores = linear(x, weights["router"]).astype(jnp.float32)
+    scores = jax.nn.sigmoid(scores) if config.sigmoid else jax.nn.softmax(scores)
+    ranked = scores + weights["router_bias"] if config.biased else scores
+    chosen = lax.top_k(ranked, config.chosen)[1]
+    share = jnp.take_along_axis(scores, chosen, axis=-1)
+    if config.renormalise:
+        share = share / jnp.sum(share, axis=-1, keepdims=True)
+    share = share * config.scale
+    return share.reshape(-1, config.chosen), chosen.reshape(-1, config.chosen)

@@ -1,0 +1,143 @@
+"""A mixture of routed experts (Shazeer et al., arXiv 1701.06538): each token takes its top k.
+
+On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
+by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
+expert to expert. Experts that nobody chose are not read in any case.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from specjax.models.activations import Activation
+from specjax.models.linear import linear, precision_of
+
+
+@dataclass(frozen=True)
+class Routing:
+    """``count`` experts, of which each token takes ``chosen``.
+
+    ``renormalise``: the chosen probabilities are divided by their sum.
+    """
+
+    count: int
+    chosen: int
+    renormalise: bool = True
+
+
+def route(
+    x: Float[Array, "B T D"], router: Float[Array, "D X"], routing: Routing
+) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
+    """Weights, float32, and experts of each of the M = B T tokens."""
+    logits = linear(x, router).astype(jnp.float32)
+    share, experts = lax.top_k(jax.nn.softmax(logits), routing.chosen)
+    if routing.renormalise:
+        share = share / jnp.sum(share, axis=-1, keepdims=True)
+    return share.reshape(-1, routing.chosen), experts.reshape(-1, routing.chosen)
+
+
+def mix_experts(
+    x: Float[Array, "B T D"],
+    router: Float[Array, "D X"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
+    routing: Routing,
+    activation: Activation,
+) -> Float[Array, "B T D"]:
+    """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack.
+
+    The stack comes whole: a layer taken out would be read whole for the few experts chosen of it.
+    """
+    share, experts = route(x, router, routing)
+    tokens = x.reshape(-1, x.shape[-1])
+    # A gathered weight is read, written and read again.
+    by_size = gathered if 2 * experts.size <= routing.count else grouped
+    mixed = lax.platform_dependent(
+        tokens,
+        share,
+        experts,
+        gate_up,
+        down,
+        layer,
+        cpu=functools.partial(one_by_one, activation=activation),
+        default=functools.partial(by_size, activation=activation),
+    )
+    return mixed.reshape(x.shape).astype(x.dtype)
+
+
+def gathered(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+) -> Float[Array, "M D"]:
+    """Each token with copies of its own experts' weights."""
+    product = functools.partial(
+        jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
+    )
+    inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
+    hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
+    out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
+    return jnp.sum(out * share[..., None], axis=1)
+
+
+def one_by_one(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+) -> Float[Array, "M D"]:
+    """All tokens through every expert that any of them chose, with weight 0 for the others."""
+
+    def add(expert, total):
+        is_own = experts == expert
+        weight = jnp.sum(jnp.where(is_own, share, 0.0), axis=1)
+        gate, up = jnp.moveaxis(linear(tokens[None], gate_up[layer, expert])[0], 1, 0)
+        out = linear((activation(gate) * up)[None], down[layer, expert])[0]
+        # What another token's expert makes of a token may be infinite.
+        return total + jnp.where(jnp.any(is_own, axis=1)[:, None], out * weight[:, None], 0.0)
+
+    def add_chosen(expert, total):
+        is_chosen = jnp.any(experts == expert)
+        return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
+
+    return lax.fori_loop(0, gate_up.shape[1], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+
+
+def grouped(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"],
+    down: Float[Array, "Y X F D"],
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+) -> Float[Array, "M D"]:
+    """Tokens sorted by expert, one ragged product a projection."""
+    _, count, width, _, inner = gate_up.shape
+    chosen = experts.shape[1]
+    order = jnp.argsort(experts.reshape(-1), stable=True)
+    sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
+    product = functools.partial(
+        lax.ragged_dot,
+        group_sizes=sizes,
+        precision=precision_of(tokens.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    flat = gate_up[layer].reshape(count, width, 2 * inner)
+    projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
+    gate, up = projected[:, :inner], projected[:, inner:]
+    out = product(activation(gate) * up, down[layer]).astype(tokens.dtype)
+    weighed = out * share.reshape(-1)[order][:, None]
+    return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
