@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 import specjax.checkpoint
 from ckpt_convert import ConversionError, convert, load, read_manifest, store
 from ckpt_convert.__main__ import main
+from specjax import LLM
 from specjax.checkpoint import Model, check_loaded
 from specjax.models import DecoderTarget
 from specjax.models.decoder import parameter_axes
@@ -130,6 +131,16 @@ def test_a_model_in_memory_is_not_quantised(converted):
     check_loaded(other, None)
     with pytest.raises(ValueError, match="the loaded model holds int4 weights"):
         check_loaded(other, "int8")
+
+
+def test_the_engine_quantises_what_it_loads_and_nothing_else(converted):
+    engine = LLM(converted(None), quantization="int8", max_model_len=64)
+    assert engine.model.target.quantization == "int8"
+    assert LLM(engine.model, max_model_len=64).model is engine.model
+    with pytest.raises(ValueError, match="the loaded model holds int8 weights"):
+        LLM(engine.model, quantization="int4")
+    with pytest.raises(ValueError, match="holds int4 weights, which cannot be made int8"):
+        LLM(converted("int4"), quantization="int8")
 
 
 def test_unknown_schemes_are_refused(source, tmp_path, converted):
