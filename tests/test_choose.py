@@ -24,7 +24,8 @@ def choose(draws, logits, width, *, depths=None, root=ROOT, seed=0, **settings):
     return _choose(
         draws,
         width,
-        Sampling.create(rows, **settings),
+        # Truncation is always there, so that all settings share one program.
+        Sampling.create(rows, **({"top_k": 0} | settings)),
         noise.row_keys(jax.random.key(seed), rows),
         jnp.full((rows,), root, jnp.int32),
         logits,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fixtures import (
     DRAFT_LENGTHS,
+    FULL_SCALE,
     ROWS,
     SPECULATING,
     TABLE,
@@ -65,7 +66,7 @@ def test_K1_a_budget_below_one_is_refused(budget):
         decode(counting(), "greedy", prompts, row_keys(0, ROWS), budget=budget)
 
 
-@pytest.mark.parametrize("draft_length", [*DRAFT_LENGTHS, 20])
+@pytest.mark.parametrize("draft_length", [*DRAFT_LENGTHS, 20] if FULL_SCALE else [20])
 @pytest.mark.parametrize("name", SPECULATING)
 def test_K3_one_output_for_every_draft_length(name, draft_length):
     """Draft lengths beyond the budget of 12 among them."""
