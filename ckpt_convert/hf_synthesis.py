@@ -53,6 +53,13 @@ def _rope(rope: Rope | None) -> dict[str, Any]:
             "high_freq_factor": rope.high_freq_factor,
             "original_max_position_embeddings": rope.original_max_position,
         },
+        "yarn": {
+            "factor": rope.factor,
+            "original_max_position_embeddings": rope.original_max_position,
+            "attention_factor": rope.attention_factor,
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+        },
         "longrope": {
             "short_factor": list(rope.short_factors),
             "long_factor": list(rope.long_factors),

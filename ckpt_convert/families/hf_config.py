@@ -84,7 +84,7 @@ def rope(config: HFConfig, settings: HFConfig | None = None) -> Rope:
     """RoPE from ``rope_parameters``, or from ``rope_theta`` and ``rope_scaling``.
 
     ``settings`` are those of one layer type, where the config tells them apart. Raises
-    ``ConversionError`` naming any type but default, linear, llama3 and longrope.
+    ``ConversionError`` naming any type but default, linear, llama3, yarn and longrope.
     """
     if settings is None:
         settings = rope_settings(config)
@@ -109,16 +109,43 @@ def rope(config: HFConfig, settings: HFConfig | None = None) -> Rope:
             high_freq_factor=_setting(settings, kind, "high_freq_factor"),
             original_max_position=int(_setting(settings, kind, ORIGINAL)),
         )
+    if kind == "yarn":
+        return Rope(**shared, **_yarn(config, settings))
     if kind == "longrope":
         return Rope(**shared, **_longrope(config, settings))
     raise ConversionError(
         f"config.json asks for RoPE of type {kind!r}, which is not supported "
-        "(supported: default, linear, llama3, longrope)"
+        "(supported: default, linear, llama3, yarn, longrope)"
     )
 
 
 def rope_settings(config: HFConfig) -> dict[str, Any]:
     return dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+
+
+def _yarn(config: HFConfig, settings: HFConfig) -> dict[str, Any]:
+    refuse(settings, {"truncate": (True, None)})
+    longest = required(config, "max_position_embeddings")
+    original = settings.get(ORIGINAL) or config.get(ORIGINAL) or longest
+    factor = settings.get("factor") or longest / original
+    attention = settings.get("attention_factor") or _yarn_attention_factor(settings, factor)
+    return {
+        "factor": float(factor),
+        "original_max_position": int(original),
+        "attention_factor": float(attention),
+        "beta_fast": float(settings.get("beta_fast") or 32),
+        "beta_slow": float(settings.get("beta_slow") or 1),
+    }
+
+
+def _yarn_attention_factor(settings: HFConfig, factor: float) -> float:
+    """By how much YaRN scales cosine and sine; DeepSeek's models divide one such by another."""
+
+    def scale(strength: float) -> float:
+        return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    upper, lower = settings.get("mscale"), settings.get("mscale_all_dim")
+    return scale(upper) / scale(lower) if upper and lower else scale(1.0)
 
 
 def _longrope(config: HFConfig, settings: HFConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-KINDS = ("default", "linear", "llama3", "longrope")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 Turn = tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]]
 
 
@@ -16,10 +16,12 @@ class Rope:
     """Base and scaling of the rotation frequencies.
 
     ``kind`` is "default", "linear" (all frequencies divided by ``factor``), "llama3" (long wave
-    lengths divided by ``factor``, short ones kept, those between interpolated) or "longrope" (Ding
-    et al., arXiv 2402.13753: each frequency divided by its own factor). LongRoPE has two sets of
-    factors; which one counts depends on the longest context that is served, so that keys in a cache
-    never change: ``short_factors`` up to ``original_max_position`` tokens, else ``long_factors``.
+    lengths divided by ``factor``, short ones kept, those between interpolated), "yarn" (Peng et
+    al., arXiv 2309.00071: the same, but interpolated by the pair's index between those that turn
+    ``beta_fast`` and ``beta_slow`` times in the original context) or "longrope" (Ding et al., arXiv
+    2402.13753: each frequency divided by its own factor). LongRoPE has two sets of factors; which
+    one counts depends on the longest context that is served, so that keys in a cache never change:
+    ``short_factors`` up to ``original_max_position`` tokens, else ``long_factors``.
 
     ``partial`` is the part of each head that is turned, its first components. ``attention_factor``
     multiplies cosine and sine.
@@ -35,6 +37,8 @@ class Rope:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -59,10 +63,23 @@ class Rope:
             return frequencies / self.factor
         if self.kind == "llama3":
             return self._llama3(frequencies)
+        if self.kind == "yarn":
+            return self._yarn(frequencies)
         if self.kind == "longrope":
             is_long = longest > self.original_max_position
             return frequencies / np.asarray(self.long_factors if is_long else self.short_factors)
         return frequencies
+
+    def _yarn(self, frequencies: np.ndarray) -> np.ndarray:
+        pairs = len(frequencies)
+
+        def pair_that_turns(times: float) -> float:
+            return pairs * math.log(self.original_max_position / (2 * math.pi * times), self.theta)
+
+        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
+        last = min(math.ceil(pair_that_turns(self.beta_slow)), 2 * pairs - 1)
+        divided = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
+        return frequencies * (1 - divided + divided / self.factor)
 
     def _llama3(self, frequencies: np.ndarray) -> np.ndarray:
         turns = self.original_max_position * frequencies / (2 * math.pi)

@@ -339,7 +339,7 @@ def test_what_the_decoder_cannot_compute_is_refused(family, changes, named):
 
 
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
-@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope", "mrope", "no-such-type"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope", "no-such-type"])
 def test_y3_other_rope_types_are_refused_by_name(kind, spelling):
     scaling = {spelling: kind, "factor": 4.0, "original_max_position_embeddings": 64}
     for config in both_spellings(hf_config("llama", rope_scaling=scaling)):
@@ -348,7 +348,7 @@ def test_y3_other_rope_types_are_refused_by_name(kind, spelling):
 
 
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
-@pytest.mark.parametrize("kind", [None, "default", "linear", "llama3"])
+@pytest.mark.parametrize("kind", [None, "default", "linear", "llama3", "yarn"])
 def test_y3_angles_equal_an_independent_formula(kind, spelling):
     width, theta = 64, 500_000.0
     scaling = None if kind is None else LLAMA3 | {spelling: kind}
@@ -367,10 +367,43 @@ def test_y3_angles_equal_an_independent_formula(kind, spelling):
                 )
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"beta_fast": 16, "beta_slow": 2},
+        {"attention_factor": 1.5},
+        {"mscale": 1.0, "mscale_all_dim": 0.8},
+        {"original_max_position_embeddings": 16},
+    ],
+)
+def test_y3_yarn_equals_transformers(changes):
+    from transformers import Qwen2Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_theta": 1_000_000.0} | YARN | changes
+    theirs = Qwen2Config(head_dim=64, rope_parameters=parameters, max_position_embeddings=131_072)
+    expected, attention = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+    ours = read(hf_config("qwen2", head_dim=64, rope_parameters=parameters)).rope
+    np.testing.assert_allclose(ours.inverse_frequencies(64), expected, rtol=1e-6)
+    assert ours.attention_factor == pytest.approx(attention)
+
+
 def _scaled(frequency: float, kind: str | None) -> float:
-    """One frequency scaled, from the wave length as in the Llama 3.1 release."""
+    """One frequency scaled, from the wave length as in the Llama 3.1 release, or as YaRN does."""
     if kind == "linear":
         return frequency / 32.0
+    if kind == "yarn":
+        pair = -32 * np.log(frequency) / np.log(500_000.0)
+        first, last = (
+            32 * np.log(8192 / (2 * np.pi * turns)) / np.log(500_000.0) for turns in (32, 1)
+        )
+        mix = np.clip((pair - np.floor(first)) / (np.ceil(last) - np.floor(first)), 0, 1)
+        return (1 - mix) * frequency + mix * frequency / 32.0
     if kind != "llama3":
         return frequency
     wave_length = 2 * np.pi / frequency

@@ -44,14 +44,28 @@ def _angles(rope, scale):
     return np.outer(POSITIONS, [scale(frequency) for frequency in frequencies])
 
 
+YARN = Rope(1e6, "yarn", 4.0, original_max_position=32_768)
+
+
+def _yarn(frequency):
+    """Pairs that turn 32 times or more in the original context are kept, at most once divided."""
+    pair = -WIDTH / 2 * np.log(frequency) / np.log(1e6)
+    first, last = (
+        WIDTH / 2 * np.log(32_768 / (2 * np.pi * turns)) / np.log(1e6) for turns in (32, 1)
+    )
+    divided = np.clip((pair - np.floor(first)) / (np.ceil(last) - np.floor(first)), 0, 1)
+    return frequency * (1 - divided) + frequency / 4 * divided
+
+
 @pytest.mark.parametrize(
     ("rope", "scale"),
     [
         (Rope(10_000.0), lambda frequency: frequency),
         (Rope(10_000.0, "linear", 4.0), lambda frequency: frequency / 4),
         (LLAMA31, _llama31),
+        (YARN, _yarn),
     ],
-    ids=["plain", "linear", "llama3"],
+    ids=["plain", "linear", "llama3", "yarn"],
 )
 def test_NU1_a_bfloat16_model_turns_by_exact_angles(rope, scale):
     """bfloat16 holds no odd integer above 256: positions and frequencies stay float32."""
