@@ -40,7 +40,7 @@ FOUND = 20
 DRAFTER_OPTIONS = {
     "none": ({}, False),
     "ngram": ({"num_speculative_tokens": DRAFTED, "prompt_lookup_min": 1}, False),
-    "draft_model": ({"num_speculative_tokens": DRAFTED, "model": "draft"}, True),
+    "draft_model": ({"num_speculative_tokens": DRAFTED, "model": "draft"}, False),
     "early_exit": ({"num_speculative_tokens": DRAFTED, "exit_layer": 1}, True),
 }
 LAWS = [name for name, rule in RULES.items() if hasattr(rule, "stop_law")]
@@ -197,7 +197,7 @@ def test_rows_with_different_parameters_each_keep_their_law(table, rows, name):
 
 
 TABLE_PAIRS = [(rule, "draft_model") for rule in rules_tried(sampling=True)] + [
-    (None, name) for name in DRAFTERS if name in DRAFTER_OPTIONS and not DRAFTER_OPTIONS[name][1]
+    (None, name) for name in DRAFTERS if name != "draft_model" and not recipe(name)[1]
 ]
 
 

@@ -74,24 +74,6 @@ def test_LAW7_vanishing_temperatures_are_greedy_beside_rows_that_sample(table, r
     assert np.all((tokens >= 0) & (tokens < VOCABULARY))
 
 
-@pytest.mark.parametrize("rule", rules_tried(sampling=True))
-def test_E1_a_row_is_the_same_alone_and_in_every_slot(table, rule):
-    keys = noise.row_keys(jax.random.key(8), ROWS)
-    alone = np.asarray(output(generated(table, keys[:1], rule), DEPTH * 2))[0]
-    together = [
-        np.asarray(output(generated(table, jnp.roll(keys, slot), rule), DEPTH * 2))
-        for slot in range(ROWS)
-    ]
-    for slot, tokens in enumerate(together):
-        np.testing.assert_array_equal(tokens[slot], alone)
-        np.testing.assert_array_equal(tokens, np.roll(together[0], slot, axis=0))
-    assert len(np.unique(together[0], axis=0)) > ROWS // 2
-
-
-UNIFORM = 16
-LENGTH = 400
-
-
 @pytest.fixture(scope="module")
 def from_uniform():
     """Generations of four rows from a flat law over 16 tokens, 400 at most, for a key."""
