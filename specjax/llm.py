@@ -85,7 +85,8 @@ class LLM:
             self.model = load(model, dtype=dtype, mesh=mesh, quantization=quantization)
         self.tokenizer = self.model.tokenizer
         self.max_model_len = self._model_len(max_model_len)
-        self.model = replace(self.model, target=self._served(self.model.target))
+        if (served := self._served(self.model.target)) is not self.model.target:
+            self.model = replace(self.model, target=served)
         self.max_num_seqs = max_num_seqs
         self.rounds_per_chunk = rounds_per_chunk
         self._intake = Intake(

@@ -113,9 +113,8 @@ def _bias(params, vocab_size):
     return jnp.asarray(bias)
 
 
-def _truncation(params):
-    if all(one.top_k <= 0 and one.top_p >= 1 and one.min_p <= 0 for one in params):
-        return None
+def _truncation(params) -> Truncation:
+    """Always there, so that a first request for it needs no program of its own."""
     return Truncation(
         top_k=_integers(min(max(one.top_k, 0), INT32_MAX) for one in params),
         top_p=_floats(one.top_p for one in params),

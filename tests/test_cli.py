@@ -98,11 +98,19 @@ def refused(run) -> Callable[..., str]:
     return refused
 
 
+# A shell that runs the tests in the background has them, and their children, ignore Ctrl-C.
+COMMAND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("specjax.cli", run_name="__main__", alter_sys=True)
+"""
+
+
 def command(*arguments, **environment) -> subprocess.Popen:
     """The command in a process of its own."""
     package = str(Path(specjax.__file__).parents[1])
     return subprocess.Popen(
-        [sys.executable, "-m", "specjax.cli", *map(str, arguments)],
+        [sys.executable, "-c", COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom, and lie in git without outputs."""
 
+import os
 from pathlib import Path
 
 import nbformat
@@ -33,9 +34,11 @@ FETCHES = {"01_quickstart"}
     ],
     ids=lambda path: path.stem,
 )
-def test_notebook_runs(path, tmp_path, monkeypatch):
+def test_notebook_runs(path, tmp_path, monkeypatch, older_emitters):
     # It compiles much and runs little.
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    flags = [f"--{name}={str(value).lower()}" for name, value in older_emitters.items()]
+    monkeypatch.setenv("XLA_FLAGS", " ".join([os.environ.get("XLA_FLAGS", ""), *flags]))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()
     printed = "".join(

@@ -1,5 +1,6 @@
 """Cases Q1, Q3: penalties and the minimum length count every token of a block, node by node."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,6 +94,6 @@ def test_Q3_the_logits_of_each_row_of_the_block():
     path = jnp.array([[[-1, -1, -1], [3, -1, -1], [3, 3, -1], [3, 3, 5]]])
     history = History(Context(prompt.tokens, jnp.array([2])), prompt.length, seen, path)
     logits = jnp.zeros((1, 4, VOCABULARY)).at[:, :, THREE].set(2.0).at[:, :, FIVE].set(1.2)
-    shaped = np.asarray(shape(given, logits, history))[0]
+    shaped = np.asarray(jax.jit(shape)(given, logits, history))[0]
     np.testing.assert_allclose(shaped[:3, THREE], [1.5, 1.0, 0.5], atol=1e-6)
     np.testing.assert_allclose(shaped[:, FIVE], [1.2, 1.2, 1.2, 0.7], atol=1e-6)

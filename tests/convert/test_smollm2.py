@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from filelock import FileLock
+from fixtures import FULL_SCALE
 
 import specjax
 from ckpt_convert import fetch
@@ -16,7 +17,7 @@ from ckpt_convert import fetch
 pytestmark = [pytest.mark.torch, pytest.mark.network, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-POSITIONS, BLOCK = 2_000, 500
+POSITIONS, BLOCK = 2_000 if FULL_SCALE else 500, 500
 TEXTS = ("docs/design.md", "docs/testing.md", "CONTRIBUTING.md")
 
 CONVERTED = """
