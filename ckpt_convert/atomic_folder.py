@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,21 +14,26 @@ from ckpt_convert.errors import ConversionError
 PARTIAL = ".partial-"
 LOCK = "lock"
 OLD = "-old"
+FULL = ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED")
 # What a folder needs beside its arrays: configuration, tokenizer, indices.
 SMALL_FILES = 32 << 20
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, nbytes: int) -> Iterator[Path]:
+def written_whole(path: Path, nbytes: int, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder to fill, which takes the place of ``path`` when the block ends well.
 
-    ``nbytes``: size of the arrays to come. Raises ``ConversionError`` where the disk is full or
+    ``nbytes``: size of the arrays to come. Without ``overwrite`` a path that has appeared meanwhile
+    is left alone. Raises ``ConversionError`` where the disk is full or
     not writable; then, and after any other exception, nothing is left behind.
     """
+    path = path.resolve()  # where a link leads, not the link, is what is replaced
     _refuse_full_disk(path.parent, nbytes + SMALL_FILES)
     with partial_sibling(path) as partial:
         yield partial
         _flush(partial)
+        if not overwrite:
+            refuse_existing(path, remedy="it appeared meanwhile and is left alone")
         _move(partial, path)
 
 
@@ -55,11 +62,11 @@ def partial_sibling(path: Path) -> Iterator[Path]:
     from filelock import FileLock
 
     sweep(path)
-    partial = path.parent / f".{path.name}{PARTIAL}{os.getpid()}"
+    partial = path.parent / f".{path.name}{PARTIAL}{uuid.uuid4().hex[:12]}"
     try:
-        partial.mkdir()
         # Held while this process lives: the next run knows by it which leftovers are dead.
         with FileLock(_lock_of(partial)):
+            partial.mkdir()
             yield partial
     except OSError as fault:
         raise _unwritable(path, fault) from None
@@ -71,7 +78,8 @@ def partial_sibling(path: Path) -> Iterator[Path]:
         raise _unwritable(path, fault) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        _lock_of(partial).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            _lock_of(partial).unlink()
 
 
 def sweep(path: Path) -> None:
@@ -81,7 +89,7 @@ def sweep(path: Path) -> None:
     """
     from filelock import FileLock, Timeout
 
-    for leftover in sorted(path.parent.glob(f".{path.name}{PARTIAL}*")):
+    for leftover in sorted(path.parent.glob(f".{glob.escape(path.name)}{PARTIAL}*")):
         lock = leftover if leftover.name.endswith(LOCK) else _lock_of(leftover)
         with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
             if leftover.name.endswith(OLD) and not path.exists():
@@ -115,13 +123,16 @@ def _flush(folder: Path) -> None:
 
 
 def _names_storage(fault: BaseException) -> bool:
-    signs = ("No space left", "Disk quota", "File too large", "RESOURCE_EXHAUSTED", "Read-only")
+    return _says(fault, (*FULL, "Read-only"))
+
+
+def _says(fault: BaseException, signs: tuple[str, ...]) -> bool:
     chain = [fault, fault.__cause__, fault.__context__]
     return any(sign in str(link) for link in chain for sign in signs)
 
 
 def _unwritable(path: Path, fault: BaseException) -> ConversionError:
     full = getattr(fault, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if full or _names_storage(fault):
+    if full or _says(fault, FULL):
         return ConversionError(f"the disk is full: {path} was not written; free some space")
     return ConversionError(f"{path} cannot be written: {fault}")

@@ -140,6 +140,10 @@ def convert(
         known = ", ".join(SCHEMES)
         raise ConversionError(f"quantization {quantize!r} is not known (known: {known})")
     store.refuse_existing(destination, overwrite)
+    if Path(source).resolve().is_relative_to(destination.resolve()):
+        raise ConversionError(
+            f"{source} lies in {destination}, which would be replaced; choose another destination"
+        )
     if _is_drafter(Path(source), drafter, choices):
         if mesh is not None:
             raise ConversionError("a drafter is not cut for a mesh; leave --shard-for out")

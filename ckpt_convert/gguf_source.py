@@ -22,6 +22,7 @@ GENERATION_KEYS = {
     "general.sampling.top_k": "top_k",
     "general.sampling.top_p": "top_p",
     "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
 

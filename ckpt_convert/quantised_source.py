@@ -38,6 +38,8 @@ _TRACES = {
 def refuse_unreadable(config: Mapping[str, Any], tensors: Iterable[str]) -> None:
     """Raise for quantised weights other than FP8, by the method's name."""
     settings = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(settings, Mapping):
+        raise ConversionError("config.json's quantization_config is no object; fetch it again")
     method = _method(settings)
     if method is None:
         method = next((m for m, mark in _TRACES.items() if _any_matches(mark, tensors)), None)
@@ -80,8 +82,14 @@ def _any_matches(pattern: str, names: Iterable[str]) -> bool:
 def block_shape(config: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns that share one scale."""
     settings = config.get("quantization_config") or {}
-    rows, columns = settings.get("weight_block_size") or BLOCK
-    return int(rows), int(columns)
+    block = settings.get("weight_block_size") or BLOCK
+    if (
+        not isinstance(block, list | tuple)
+        or len(block) != 2
+        or not all(isinstance(size, int) and size > 0 for size in block)
+    ):
+        raise ConversionError(f"config.json sets weight_block_size={block!r}; two sizes are needed")
+    return block[0], block[1]
 
 
 def scale_name(name: str, tensors: Iterable[str]) -> str | None:

@@ -219,10 +219,16 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    if (folder / INDEX).is_file():
-        return _sharded(folder, read_json(folder / INDEX).get("weight_map") or {})
+    # A model that was saved anew in one file often has its old index beside it still.
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
+    if (folder / INDEX).is_file():
+        shards = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shards, Mapping) or not all(
+            isinstance(one, str) for one in shards.values()
+        ):
+            raise ConversionError(f"{folder / INDEX} maps no tensors to files; fetch it again")
+        return _sharded(folder, shards)
     refuse_pickles(folder)
     raise ConversionError(f"{folder} holds neither {SINGLE} nor {INDEX}; fetch the whole folder")
 
@@ -270,7 +276,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
-    except (AttributeError, LookupError, TypeError) as fault:
+    except (AttributeError, LookupError, TypeError, ValueError) as fault:
         raise ConversionError(f"{file} is damaged ({fault!r}); fetch it again") from None
     end = max((stored.start + stored.size for stored in tensors.values()), default=8 + length)
     if end > size:

@@ -93,7 +93,7 @@ def save(
     from ckpt_convert import arrays
 
     refuse_existing(path, overwrite)
-    with atomic_folder.written_whole(path, arrays.nbytes(params)) as partial:
+    with atomic_folder.written_whole(path, arrays.nbytes(params), overwrite=overwrite) as partial:
         arrays.save(partial / ARRAYS, params, chunks)
         for name, content in beside.items():
             (partial / name).parent.mkdir(exist_ok=True)

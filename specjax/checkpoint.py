@@ -29,6 +29,7 @@ GENERATION = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+UNSAMPLED = ("repetition_penalty", "max_tokens")
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,22 @@ class Model:
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """What ``generation`` asks for, where a request asks for nothing itself."""
+        """What ``generation`` asks for, where a request to `LLM` asks for nothing itself.
+
+        A file that asks for what cannot be is left aside, with a warning.
+        """
         given = {
             ours: self.generation[theirs]
             for theirs, ours in GENERATION.items()
             if self.generation.get(theirs) is not None
         }
         if self.generation.get("do_sample") is False:
-            given["temperature"] = 0.0
-        return SamplingParams(**given)
+            given = {key: given[key] for key in given if key in UNSAMPLED} | {"temperature": 0.0}
+        try:
+            return SamplingParams(**given)
+        except ValueError as fault:
+            log.warning("the model's generation_config.json is left aside: %s", fault)
+            return SamplingParams()
 
 
 def resolve_dtype(dtype: str) -> str:

@@ -198,7 +198,8 @@ class LLM:
         wanted = SMALLEST_BUFFER if max_tokens is None else max_tokens
         require_integer("max_tokens", wanted, at_least=2)
         wanted = min(wanted, self.max_model_len)
-        params = SamplingParams(max_tokens=wanted - 1, temperature=0.0)
+        usual = self.get_default_sampling_params()
+        params = replace(usual, max_tokens=wanted - 1, temperature=0.0)
         batch = [
             Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
             for row in range(rows)

@@ -38,7 +38,7 @@ def recognises(found: Found) -> bool:
 
 def read_config(found: Found) -> DFlashConfig:
     settings = {**found.config, **(found.config.get("dflash_config") or {})}
-    refuse(settings, {"projector_type": ("dflash", "dflash2", None)})
+    refuse(settings, {"projector_type": ("dflash", "dflash2", "dspark", None)})
     layer = layer_config(found, "layers.0.")
     vocab_size = size(settings, "vocab_size")
     draft_vocab_size = size(settings, "draft_vocab_size", vocab_size)
@@ -121,6 +121,10 @@ def _mask_token(settings: Mapping[str, Any], vocab_size: int) -> int:
 
 
 def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    if settings.get("use_sliding_window") and not settings.get("layer_types"):
+        raise ConversionError(
+            "config.json has a sliding window and no layer_types that say where; not supported"
+        )
     types = settings.get("layer_types") or ["full_attention"] * layers
     unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
     if unknown or len(types) != layers:

@@ -74,6 +74,14 @@ def read_config(found: Found) -> Eagle3Config:
 def _taps(found: Found, settings) -> tuple[int, ...]:
     """Where both spellings are there they must agree; where none is, the paper's default holds."""
     counted = {_ENTERING: "hidden-states", _AFTER: "after-layer"}
+    ids = settings.get(_ENTERING)
+    if ids and ids[0] == 1 and not found.choices.taps:
+        # Some trainers write outputs under the name that stands for inputs; no authors' file
+        # begins with the input of the second layer.
+        counted[_ENTERING] = "after-layer"
+        log.warning(
+            "%s begins with 1 and is read as layers' outputs; --taps says otherwise", _ENTERING
+        )
     read = {
         name: layer_numbers(settings[name], found.choices.taps or meaning)
         for name, meaning in counted.items()

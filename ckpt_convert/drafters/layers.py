@@ -7,6 +7,7 @@ from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.hf_config import HFConfig, refuse, required, rope
+from ckpt_convert.quantised_source import IGNORED_SCALES
 from ckpt_convert.tensors import Ignored
 from specjax.models.draft_layer import DraftLayerConfig
 from specjax.models.rope import Rope
@@ -17,6 +18,7 @@ ROPES = ("default", "linear", "llama3")
 IGNORED = (
     Ignored(r"(.*\.)?rotary_emb\.inv_freq", "follows from the config"),
     Ignored(r"verifier_(lm_head|norm)\.weight", "the target's own"),
+    *IGNORED_SCALES,
 )
 
 

@@ -37,7 +37,8 @@ FAMILIES = (
 
 def hf_family(config: Mapping[str, Any]) -> Family:
     """Family of a Hugging Face config, by ``architectures[0]``, else by ``model_type``."""
-    architecture = (config.get("architectures") or [None])[0]
+    named = config.get("architectures") or []
+    architecture = next(iter([named] if isinstance(named, str) else named), None)
     if architecture is None:
         by_type = {
             name: family for family in FAMILIES for name in (family.name, *family.model_types)
@@ -54,7 +55,7 @@ def gguf_family(architecture: str | None) -> Family:
 
 
 def _known(families: Mapping[str, Family], name: Any, what: str) -> Family:
-    if name not in families:
+    if not isinstance(name, str) or name not in families:
         known = ", ".join(sorted(families))
         raise ConversionError(f"{what} {name!r} is not supported (supported: {known})")
     return families[name]

@@ -40,7 +40,7 @@ def from_hf(config: HFConfig) -> DecoderConfig:
         num_kv_heads=heads,
         head_dim=hidden // heads,
         max_position=required(config, "n_positions"),
-        rms_norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        rms_norm_eps=config.get("layer_norm_epsilon") or 1e-5,
         tie_embeddings=bool(config.get("tie_word_embeddings", True)),
         **BODY,
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpt_convert.errors import ConversionError
@@ -49,16 +50,25 @@ def decoder_config(
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or hidden // heads,
         "max_position": required(config, "max_position_embeddings"),
-        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rms_norm_eps": config.get("rms_norm_eps") or 1e-6,
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
     if "rope" not in family:
         shared["rope"] = rope(config)
     made = DecoderConfig(**(shared | family))
+    made = replace(made, max_position=_reach(made))
     for one in made.layer_ropes:
         if one is not None:
             _check_rotated(one, made.head_dim, partial_rotary)
     return made
+
+
+def _reach(config: DecoderConfig) -> int:
+    """The context; published YaRN settings often leave the original one in the config."""
+    found = config.rope
+    if found is None or found.kind != "yarn":
+        return config.max_position
+    return max(config.max_position, round(found.factor * found.original_max_position))
 
 
 def _check_rotated(rope: Rope, head_dim: int, partial_rotary: bool) -> None:
@@ -179,7 +189,7 @@ def _rope_kind(settings: HFConfig) -> str:
     if len(kinds) > 1:
         raise ConversionError(f"config.json names two RoPE types: {', '.join(sorted(kinds))}")
     kind = kinds.pop()
-    return "longrope" if kind == "su" else kind  # Phi-3's first files called it so
+    return kind
 
 
 def _setting(settings: HFConfig, kind: str, key: str) -> float:

@@ -1,5 +1,6 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, and LongRoPE for long contexts."""
 
+from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.family import (
     GGUF_NAMES,
     HF_RULES,
@@ -11,7 +12,14 @@ from ckpt_convert.families.family import (
 )
 from ckpt_convert.families.gguf_config import GGUFMetadata
 from ckpt_convert.families.gguf_config import decoder_config as from_metadata
-from ckpt_convert.families.hf_config import UNBIASED, HFConfig, decoder_config, refuse, windows
+from ckpt_convert.families.hf_config import (
+    UNBIASED,
+    HFConfig,
+    decoder_config,
+    refuse,
+    rope_settings,
+    windows,
+)
 from ckpt_convert.tensors import KEY, QUERY, VALUE
 from specjax.models.decoder import DecoderConfig
 
@@ -19,7 +27,22 @@ from specjax.models.decoder import DecoderConfig
 def from_hf(config: HFConfig) -> DecoderConfig:
     refuse(config, UNBIASED)
     kept = windows(config, config.get("sliding_window"))
-    return decoder_config(config, partial_rotary=True, windows=kept)
+    return decoder_config(_with_longrope(config), partial_rotary=True, windows=kept)
+
+
+def _with_longrope(config: HFConfig) -> HFConfig:
+    """The first files of Phi-3 call LongRoPE "su", some "yarn", which it is not."""
+    scaling = rope_settings(config)
+    kinds = {scaling.get(key) for key in ("rope_type", "type")} - {None}
+    if kinds <= {"default", "longrope"}:
+        return config
+    if not kinds <= {"su", "yarn"}:
+        raise ConversionError(
+            f"config.json asks for RoPE of type {', '.join(map(repr, sorted(kinds)))}, which Phi-3 "
+            "does not support (supported: default, longrope)"
+        )
+    bare = {key: value for key, value in scaling.items() if key not in ("rope_type", "type")}
+    return dict(config) | {"rope_parameters": None, "rope_scaling": bare | {"type": "longrope"}}
 
 
 def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:

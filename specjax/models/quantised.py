@@ -39,8 +39,10 @@ CONTRACTED = {
     "qkv": ("embed",),
     "out": ("kv_heads", "group", "head"),
     "gate_up": ("embed",),
+    "up": ("embed",),
     "down": ("mlp",),
 }
+EXPERTS = "experts_gate_up"
 ENDS = ("embed", "head")
 
 
@@ -169,6 +171,10 @@ def _turned(tree, axes, quantization, turn):
     """``tree`` with ``turn(name, axes, scheme, leaf)`` in the place of every matrix."""
     if quantization is None:
         return dict(tree)
+    if EXPERTS in axes:
+        raise ValueError(
+            f"a mixture of experts cannot be quantised to {quantization} yet: use it as it is"
+        )
     turned = {}
     for name, own in axes.items():
         given = () if tree is axes else (tree[name],)

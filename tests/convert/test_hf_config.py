@@ -330,12 +330,28 @@ def test_a_missing_key_is_named(key):
         ("phi3", {"rope_scaling": LONGROPE | {"short_factor": None}} | SHORT, "'short_factor'"),
         ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}} | SHORT, "1 long.*4 are"),
         ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "'linear'"),
+        ("llama", {"architectures": "NoSuchForCausalLM"}, "'NoSuchForCausalLM'"),
+        ("llama", {"architectures": [["x"]]}, r"\['x'\]"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
     ],
 )
 def test_what_the_decoder_cannot_compute_is_refused(family, changes, named):
     with pytest.raises(ConversionError, match=named):
         read(hf_config(family, **changes))
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_y3_phi3_calls_longrope_by_several_names(kind):
+    assert read(hf_config("phi3", rope_scaling=LONGROPE | {"type": kind}, **SHORT)).rope == (
+        read(hf_config("phi3", rope_scaling=LONGROPE, **SHORT)).rope
+    )
+
+
+def test_y3_yarn_reaches_as_far_as_it_stretches():
+    """Published settings leave the original context in the config."""
+    stretched = hf_config("qwen2", rope_scaling=YARN, max_position_embeddings=32_768)
+    assert read(stretched).max_position == 131_072
 
 
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])

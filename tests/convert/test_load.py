@@ -76,6 +76,17 @@ def test_the_makers_sampling_is_the_default(folder):
     assert greedy.sampling_params == SamplingParams(temperature=0.0)
 
 
+@pytest.mark.parametrize(
+    "generation", [{"temperature": -1.0}, {"top_p": 0.0}, {"max_new_tokens": 0}]
+)
+def test_sampling_that_cannot_be_is_left_aside_with_a_warning(generation, caplog):
+    model = dataclasses.replace(tiny_model(), generation=generation)
+    assert model.sampling_params == SamplingParams()
+    assert "generation_config.json is left aside" in caplog.text
+    greedy = dataclasses.replace(model, generation={"do_sample": False, "top_p": 0.0})
+    assert greedy.sampling_params == SamplingParams(temperature=0.0)
+
+
 def test_a_request_that_asks_for_nothing_gets_the_makers_sampling():
     llm = LLM(dataclasses.replace(tiny_model(), generation={"temperature": 0.25}))
     for given, expected in [(None, 0.25), (SamplingParams(temperature=0.5), 0.5)]:

@@ -150,6 +150,21 @@ def test_y5_a_stray_file_is_ignored(two_shards, tmp_path):
     assert_same_tree(load(tmp_path / "converted").params, expected_params(hf_tensors("llama")))
 
 
+def test_y5_one_whole_file_goes_before_an_old_index(two_shards, tmp_path):
+    tensors = hf_tensors("llama") | {"model.norm.weight": np.full(32, 7.0, np.float32)}
+    write_safetensors(two_shards / "model.safetensors", tensors)
+    (two_shards / SECOND).unlink()
+    convert(two_shards, tmp_path / "converted")
+    assert (np.asarray(load(tmp_path / "converted").params["norm"]) == 7.0).all()
+
+
+@pytest.mark.parametrize("shards", [["a"], {"a": 1}])
+def test_y5_an_index_that_maps_nothing(two_shards, tmp_path, shards):
+    index = two_shards / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    assert "maps no tensors to files" in refused(two_shards, tmp_path / "converted")
+
+
 def test_y5_an_index_that_names_an_absent_tensor(two_shards, tmp_path):
     index = two_shards / "model.safetensors.index.json"
     entries = json.loads(index.read_text())

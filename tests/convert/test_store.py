@@ -121,6 +121,46 @@ def test_force_never_replaces_what_is_no_checkpoint(source, tmp_path):
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "years of work"
 
 
+def test_force_never_replaces_the_source(source, tmp_path):
+    """Which may lie inside a checkpoint, where an export put it."""
+    convert(source, tmp_path / "outer")
+    inner = tmp_path / "outer" / "hf"
+    shutil.copytree(source, inner)
+    with pytest.raises(ConversionError, match="which would be replaced"):
+        convert(inner, tmp_path / "outer", overwrite=True)
+    assert (inner / "config.json").exists()
+
+
+def test_what_appeared_meanwhile_is_left_alone(tmp_path):
+    path = tmp_path / "converted"
+    with pytest.raises(ConversionError, match="it appeared meanwhile and is left alone"):  # noqa: SIM117
+        with atomic_folder.written_whole(path, 0) as partial:
+            (partial / "ours").touch()
+            path.mkdir()
+            (path / "theirs").touch()
+    assert [file.name for file in path.iterdir()] == ["theirs"]
+    assert leftovers(tmp_path) == []
+
+
+def test_two_conversions_to_one_place_do_not_meet(tmp_path):
+    path = tmp_path / "m[v2]"
+    with (
+        atomic_folder.partial_sibling(path) as first,
+        atomic_folder.partial_sibling(path) as second,
+    ):
+        assert first != second and first.exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_where_a_link_leads_is_replaced_and_not_the_link(source, tmp_path):
+    convert(source, tmp_path / "large-disk")
+    (tmp_path / "link").symlink_to(tmp_path / "large-disk")
+    convert(source, tmp_path / "link", dtype="float16", overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert read_manifest(tmp_path / "large-disk").dtype == "float16"
+    assert leftovers(tmp_path) == []
+
+
 # A conversion that does not end well; see test_killed.py too.
 
 

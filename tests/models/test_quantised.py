@@ -22,6 +22,7 @@ from specjax.models.quantised import (
     Quantised,
     held,
     quantise,
+    quantised_axes,
     refuse_faults,
 )
 from specjax.sharding import make_mesh, parameter_shardings
@@ -216,6 +217,12 @@ def test_what_cannot_be_grouped_is_refused_by_name():
 
 
 @pytest.mark.fast
+def test_a_mixture_of_experts_is_refused():
+    axes = {"layers": {"experts_gate_up": ("experts", "embed", "gate_up", "mlp")}}
+    with pytest.raises(ValueError, match="a mixture of experts cannot be quantised to int8 yet"):
+        quantised_axes(axes, "int8")
+
+
 def test_unknown_schemes_are_refused():
     with pytest.raises(ValueError, match="'fp8' is not known; choose int8, int4 or None"):
         DecoderTarget(TINY_CONFIG, quantization="fp8")

@@ -291,6 +291,8 @@ def test_a_tied_head_is_the_embedding(tmp_path):
             (1, 15, 28),
         ),
         ({"target_layer_ids": [1, 15, 28]}, Choices(), (1, 15, 28)),
+        # The name of inputs over the numbers of outputs, as some trainers write it.
+        ({"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, Choices(), (1, 15, 28)),
         ({"target_layer_ids": [2, 16, 29]}, Choices(taps="hidden-states"), (1, 15, 28)),
     ],
 )
