@@ -58,7 +58,7 @@ class Model:
 
         A file that asks for what cannot be is left aside, with a warning.
         """
-        given = {
+        given: dict[str, Any] = {
             ours: self.generation[theirs]
             for theirs, ours in GENERATION.items()
             if self.generation.get(theirs) is not None

@@ -33,7 +33,7 @@ def from_hf(config: HFConfig) -> DecoderConfig:
 def _with_longrope(config: HFConfig) -> HFConfig:
     """The first files of Phi-3 call LongRoPE "su", some "yarn", which it is not."""
     scaling = rope_settings(config)
-    kinds = {scaling.get(key) for key in ("rope_type", "type")} - {None}
+    kinds = {str(scaling[key]) for key in ("rope_type", "type") if scaling.get(key)}
     if kinds <= {"default", "longrope"}:
         return config
     if not kinds <= {"su", "yarn"}:
