@@ -114,17 +114,22 @@ def checkout() -> Path:
 # Where only tokens and counts are looked at, on models so small that compiling is all of the time.
 COMPILED_QUICKLY = ("cases", "contracts", "drafters", "llm", "models")
 COMPILED_QUICKLY_TOO = (
+    "test_acceptance",
     "test_choose",
     "test_cli",
+    "test_decisions",
     "test_exact_law",
+    "test_grammar_law",
     "test_shaping",
     "test_known_laws",
     "test_meshes",
     "test_noise",
+    "test_rows",
     "test_greedy_report",
     "test_loop_sampler",
     "test_certificate",
     "test_mutants",
+    "test_joint_law",
     "test_trees",
 )
 

@@ -74,6 +74,10 @@ def test_LAW7_vanishing_temperatures_are_greedy_beside_rows_that_sample(table, r
     assert np.all((tokens >= 0) & (tokens < VOCABULARY))
 
 
+UNIFORM = 16
+LENGTH = 400
+
+
 @pytest.fixture(scope="module")
 def from_uniform():
     """Generations of four rows from a flat law over 16 tokens, 400 at most, for a key."""
