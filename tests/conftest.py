@@ -134,8 +134,14 @@ COMPILED_QUICKLY_TOO = (
 )
 
 
-# Where the compiled program itself is looked at: as users have it.
-PROGRAMS_READ = ("test_absent_tpu", "test_compile_memory", "test_donation", "test_quantised_memory")
+# Where compiled programs are read, or their floats compared bit by bit: as users have them.
+AS_USERS_HAVE_IT = (
+    "test_absent_tpu",
+    "test_compile_memory",
+    "test_donation",
+    "test_noise",
+    "test_quantised_memory",
+)
 # How XLA's CPU backend emitted fusions before it had MLIR for it: compiling takes half the time.
 OLDER_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
 
@@ -164,7 +170,7 @@ def optimization(request: pytest.FixtureRequest, older_emitters: dict[str, bool]
 
     jax.config.update("jax_disable_most_optimizations", quickly)
     with pytest.MonkeyPatch.context() as patch:
-        if name not in PROGRAMS_READ:
+        if name not in AS_USERS_HAVE_IT:
             patch.setattr(compiler, "get_compile_options", options)
         yield
     jax.config.update("jax_disable_most_optimizations", False)

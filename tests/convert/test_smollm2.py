@@ -97,4 +97,4 @@ def test_the_best_token_is_transformers_own(gguf, converted):
     agreeing = (ours == expected).mean()
     print(f"{agreeing:.4%} of {expected.size} positions")
     assert agreeing >= 0.999
-    assert len(np.unique(expected)) > 200
+    assert len(np.unique(expected)) > POSITIONS / 10

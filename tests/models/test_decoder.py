@@ -295,8 +295,8 @@ def test_impossible_configurations_are_refused():
         replace(TINY_CONFIG, num_kv_heads=3)
     with pytest.raises(ValueError, match="2 windows given for 3 layers"):
         replace(TINY_CONFIG, windows=(None, 8))
-    with pytest.raises(ValueError, match="RoPE type 'yarn' is not supported"):
-        Rope(kind="yarn")
+    with pytest.raises(ValueError, match="RoPE type 'dynamic' is not supported"):
+        Rope(kind="dynamic")
     with pytest.raises(ValueError, match="1 ropes given for 3 layers"):
         replace(TINY_CONFIG, ropes=(None,))
     with pytest.raises(ValueError, match="rotate different parts of a head"):
