@@ -20,7 +20,6 @@ from specjax.testing.faulty_rules import (
 from specjax.testing.pearson import pearson
 from specjax.types import Draft
 
-
 ONE_DRAFT = np.array([-1, 0], np.int32)
 TARGET = (0.5, 0.3, 0.2)
 PROPOSAL = (0.7, 0.2, 0.1)
