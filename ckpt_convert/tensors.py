@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,13 +178,30 @@ def plan(
     Raises ``ConversionError`` with *every* missing, unmapped and misshapen tensor at once.
     """
     wanted = bind(rules, config, tensors)
-    left_out = {name: reason for name in tensors if (reason := _reason(name, ignored, wanted))}
-    faults = [*_missing(wanted, tensors), *_unmapped(tensors, wanted, left_out)]
-    faults += _misshapen(wanted, tensors, config)
-    if faults:
-        raise ConversionError("the tensors do not fit the configuration: " + "; ".join(faults))
+    left_out = matched(wanted, tensors, ignored, _misshapen(wanted, tensors, config))
     found = [placement for name in tensors for placement in wanted.get(name, ())]
     return found, left_out
+
+
+def matched(
+    wanted: Collection[str],
+    tensors: Collection[str],
+    ignored: Iterable[Ignored],
+    misfits: Iterable[str],
+) -> dict[str, str]:
+    """The tensors that are left out on purpose, with reasons.
+
+    Raises ``ConversionError`` with every tensor that is missing or unmapped, and all ``misfits``.
+    """
+    left_out = {name: reason for name in tensors if (reason := _reason(name, ignored, wanted))}
+    faults = [
+        *(f"missing {name}" for name in wanted if name not in tensors),
+        *(f"unmapped {name}" for name in tensors if name not in wanted and name not in left_out),
+        *misfits,
+    ]
+    if faults:
+        raise ConversionError("the tensors do not fit the configuration: " + "; ".join(faults))
+    return left_out
 
 
 def bind(
@@ -205,18 +222,10 @@ def bind(
     return wanted
 
 
-def _reason(name: str, ignored: Iterable[Ignored], wanted: Mapping[str, Any]) -> str | None:
+def _reason(name: str, ignored: Iterable[Ignored], wanted: Collection[str]) -> str | None:
     if name in wanted:
         return None
     return next((entry.reason for entry in ignored if re.fullmatch(entry.pattern, name)), None)
-
-
-def _missing(wanted, tensors) -> list[str]:
-    return [f"missing {name}" for name in wanted if name not in tensors]
-
-
-def _unmapped(tensors, wanted, left_out) -> list[str]:
-    return [f"unmapped {name}" for name in tensors if name not in wanted and name not in left_out]
 
 
 def _misshapen(wanted, tensors, config) -> Iterator[str]:

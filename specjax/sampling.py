@@ -7,7 +7,7 @@ rows share one compiled call.
 
 import typing
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -88,16 +88,21 @@ class Sampling:
         def given(value, dtype, *own):
             return None if value is None else rows(value, dtype, *own)
 
-        penalties = repetition_penalty, presence_penalty, frequency_penalty
         if min_tokens is not None and ends is None:
             raise ValueError("min_tokens needs ends, the ids that it holds back")
         if grammar is not None and grammar_start is None:
             grammar_start = grammar.start
         return cls(
             temperature=rows(temperature, jnp.float32),
-            truncation=_truncation(batch, top_k, top_p, min_p),
+            truncation=_part(Truncation, batch, top_k=top_k, top_p=top_p, min_p=min_p),
             bias=given(bias, jnp.float32, "V"),
-            penalties=_penalties(batch, *penalties),
+            penalties=_part(
+                Penalties,
+                batch,
+                repetition=repetition_penalty,
+                presence=presence_penalty,
+                frequency=frequency_penalty,
+            ),
             min_tokens=given(min_tokens, jnp.int32),
             ends=given(ends, jnp.int32, "Z"),
             bad_words=given(bad_words, jnp.int32, "Q", "J"),
@@ -122,26 +127,10 @@ class Sampling:
         return any(name not in WITHOUT_HISTORY for name in self.parts)
 
 
-def _truncation(batch, top_k, top_p, min_p) -> Truncation | None:
-    if top_k is None and top_p is None and min_p is None:
-        return None
-    return Truncation.create(
-        batch,
-        top_k=0 if top_k is None else top_k,
-        top_p=1.0 if top_p is None else top_p,
-        min_p=0.0 if min_p is None else min_p,
-    )
-
-
-def _penalties(batch, repetition, presence, frequency) -> Penalties | None:
-    if repetition is None and presence is None and frequency is None:
-        return None
-    return Penalties.create(
-        batch,
-        repetition=1.0 if repetition is None else repetition,
-        presence=0.0 if presence is None else presence,
-        frequency=0.0 if frequency is None else frequency,
-    )
+def _part(kind: Any, batch: int, **values: Any) -> Any:
+    """What any of ``values`` makes of a part, the rest by its own defaults; None where none is."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return kind.create(batch, **given) if given else None
 
 
 def first_argmax(values: Float[Array, "*B V"]) -> Int[Array, "*B"]:

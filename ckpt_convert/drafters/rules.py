@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ckpt_convert.errors import ConversionError
 from ckpt_convert.quantised_source import FP8
 from ckpt_convert.safetensors_source import DTYPES
-from ckpt_convert.tensors import Ignored, TensorInfo, fill, leaf, parse_turn, turn
+from ckpt_convert.tensors import Ignored, TensorInfo, fill, leaf, matched, parse_turn, turn
 
 Sizes = Mapping[str, int]
 _HOLE = re.compile(r"\{(\w+)(?:\+(\d+))?\}")
@@ -123,24 +122,9 @@ def plan(
     Raises ``ConversionError`` with *every* missing, unmapped and misshapen tensor at once.
     """
     placements = [placement for rule in rules for placement in rule.placements(sizes)]
-    wanted = {placement.name for placement in placements}
-    left_out = {name: reason for name in tensors if (reason := _reason(name, ignored, wanted))}
-    faults = dict.fromkeys(f"missing {name}" for name in wanted if name not in tensors)
-    faults |= dict.fromkeys(
-        f"unmapped {name}" for name in tensors if name not in wanted and name not in left_out
-    )
-    faults |= dict.fromkeys(_misfitting(placements, tensors, sizes))
-    if faults:
-        raise ConversionError(
-            "the tensors do not fit the configuration: " + "; ".join(sorted(faults))
-        )
-    return placements, left_out
-
-
-def _reason(name: str, ignored: Iterable[Ignored], wanted: set[str]) -> str | None:
-    if name in wanted:
-        return None
-    return next((entry.reason for entry in ignored if re.fullmatch(entry.pattern, name)), None)
+    wanted = dict.fromkeys(placement.name for placement in placements)
+    misfits = dict.fromkeys(_misfitting(placements, tensors, sizes))
+    return placements, matched(wanted, tensors, ignored, misfits)
 
 
 def _misfitting(placements, tensors, sizes) -> Iterator[str]:

@@ -17,6 +17,7 @@ from specjax.models.draft_layer import (
     angles,
     attention,
     borrowed,
+    embedded,
     keys_values,
     layer_weights,
     mlp,
@@ -121,9 +122,8 @@ def block_hidden(
     ``context`` holds the keys and values of the tokens before the anchor; a slot there with a
     negative position is empty. ``embed`` is the target's embedding, for a network without one.
     """
-    table = borrowed(params.get("embed"), embed, "embedding")
-    x = jnp.take(table, tokens, axis=0, mode="clip")
-    x = (x * config.embedding_scale).astype(params["norm"].dtype)
+    x = embedded(params, embed, tokens) * config.embedding_scale
+    x = x.astype(params["norm"].dtype)
     turn = angles(config.layer, positions)
     for index in range(config.num_layers):
         weights = layer_weights(params["layers"], index)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.models.attention import attend
-from specjax.models.linear import linear, precision_of
+from specjax.models.linear import embedding, linear, precision_of
 from specjax.models.mlp import gated_mlp
 from specjax.models.norms import NORMS
 from specjax.models.rope import Rope, Turn, rotate, rotation
@@ -136,6 +136,13 @@ def borrowed(own: Array | None, given: Array | None, what: str) -> Array:
     if matrix is None:
         raise ValueError(f"this drafter has no {what} of its own: pass the target's")
     return matrix
+
+
+def embedded(
+    params: Weights, given: Float[Array, "V E"] | None, tokens: Int[Array, "B T"]
+) -> Float[Array, "B T E"]:
+    """Rows of the network's own embedding, else of the target's."""
+    return embedding(borrowed(params.get("embed"), given, "embedding"), tokens)
 
 
 def layer_weights(stacked: Weights, index: int) -> Weights:

@@ -14,8 +14,8 @@ from specjax.models.draft_layer import (
     KeysValues,
     angles,
     attention,
-    borrowed,
     causal,
+    embedded,
     layer_weights,
     mlp,
     norm,
@@ -60,9 +60,8 @@ def eagle_features(
     token that follows it. The target's head turns the result into logits as it is. ``embed`` is the
     target's embedding, for a network without one. ``seen=None`` is causal.
     """
-    table = borrowed(params.get("embed"), embed, "embedding")
-    embedded = jnp.take(table, tokens, axis=0, mode="clip") * config.embedding_scale
-    x = linear(jnp.concatenate([embedded.astype(features.dtype), features], -1), params["fc"])
+    rows = embedded(params, embed, tokens) * config.embedding_scale
+    x = linear(jnp.concatenate([rows.astype(features.dtype), features], -1), params["fc"])
     if config.fc_bias:
         x = x + params["fc_bias"]
     if seen is None:

@@ -16,6 +16,7 @@ from specjax.models.draft_layer import (
     attention,
     borrowed,
     causal,
+    embedded,
     layer,
     layer_weights,
     mlp,
@@ -103,13 +104,12 @@ def eagle3_features(
     ``features[t]`` is `fuse_taps` of the target's streams at ``positions[t]``, or `fed_back` of a
     step before; ``tokens[t]`` is the token that follows. `eagle3_logits` reads a.
     """
-    table = borrowed(params.get("embed"), embed, "embedding")
-    embedded = jnp.take(table, tokens, axis=0, mode="clip").astype(features.dtype)
+    rows = embedded(params, embed, tokens).astype(features.dtype)
     if seen is None:
         seen = causal(tokens, past[0][0].shape[2] if past else 0)
     turn, first = angles(config.layer, positions), params["first"]
     normed = norm(config.layer, features, first["hidden_norm"])
-    inputs = jnp.concatenate([norm(config.layer, embedded, first["attention_norm"]), normed], -1)
+    inputs = jnp.concatenate([norm(config.layer, rows, first["attention_norm"]), normed], -1)
     attended, pair = attention(config.layer, first, inputs, turn, seen, past[0] if past else None)
     x = (normed if config.norm_before_residual else features) + attended
     x = x + mlp(first, norm(config.layer, x, first["mlp_norm"]))

@@ -1,4 +1,4 @@
-"""Matrix products and norms in the precision that each dtype needs."""
+"""Matrix products in the precision that each dtype needs."""
 
 import jax
 import jax.numpy as jnp
@@ -85,12 +85,3 @@ def _dot(x, weight, contract):
     if scales is not None:
         product = product * scales
     return product.astype(x.dtype)
-
-
-def rms_norm(
-    x: Float[Array, "*B E"], weight: Float[Array, " E"], eps: float
-) -> Float[Array, "*B E"]:
-    """x / rms(x) * weight (Zhang and Sennrich, arXiv 1910.07467), the statistics in float32."""
-    wide = x.astype(jnp.float32)
-    wide = wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return wide.astype(x.dtype) * weight

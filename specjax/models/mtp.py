@@ -17,6 +17,7 @@ from specjax.models.draft_layer import (
     attention,
     borrowed,
     causal,
+    embedded,
     layer_weights,
     mlp,
     norm,
@@ -61,10 +62,9 @@ def mtp_states(
     before handed on; ``tokens[t]`` is the token that follows. ``seen=None`` is causal.
     """
     weights = layer_weights(params["modules"], module)
-    table = borrowed(params.get("embed"), embed, "embedding")
-    embedded = jnp.take(table, tokens, axis=0, mode="clip").astype(hidden.dtype)
+    rows = embedded(params, embed, tokens).astype(hidden.dtype)
     halves = [
-        norm(config.layer, embedded, weights["token_norm"]),
+        norm(config.layer, rows, weights["token_norm"]),
         norm(config.layer, hidden, weights["hidden_norm"]),
     ]
     if config.hidden_first:

@@ -6,13 +6,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from specjax.models.linear import rms_norm
-
 Norm = Callable[..., Float[Array, "*B E"]]
 
 
 def _rms(x, weight, bias, eps):
-    return rms_norm(x, weight, eps)
+    return _unit(x, eps).astype(x.dtype) * weight
 
 
 def _rms_float32(x, weight, bias, eps):
@@ -34,9 +32,9 @@ def _unit(x, eps):
     return wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
 
 
-# "rms" multiplies by the weight in the model's dtype, "rms_float32" before rounding to it;
-# "rms_plus_one" is Gemma's, whose stored weight is one less; "layer" is LayerNorm (Ba et al.,
-# arXiv 1607.06450), with a bias.
+# "rms" (RMSNorm, Zhang and Sennrich, arXiv 1910.07467) multiplies by the weight in the model's
+# dtype, "rms_float32" before rounding to it; "rms_plus_one" is Gemma's, whose stored weight is one
+# less; "layer" is LayerNorm (Ba et al., arXiv 1607.06450), with a bias.
 NORMS: dict[str, Norm] = {
     "rms": _rms,
     "rms_float32": _rms_float32,
