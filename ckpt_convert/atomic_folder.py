@@ -24,8 +24,8 @@ def written_whole(path: Path, nbytes: int, *, overwrite: bool = False) -> Iterat
     """A folder to fill, which takes the place of ``path`` when the block ends well.
 
     ``nbytes``: size of the arrays to come. Without ``overwrite`` a path that has appeared meanwhile
-    is left alone. Raises ``ConversionError`` where the disk is full or
-    not writable; then, and after any other exception, nothing is left behind.
+    is left alone. Raises ``ConversionError`` where the disk is full or not writable; then, and
+    after any other exception, nothing is left behind.
     """
     path = path.resolve()  # where a link leads, not the link, is what is replaced
     _refuse_full_disk(path.parent, nbytes + SMALL_FILES)
@@ -38,9 +38,26 @@ def written_whole(path: Path, nbytes: int, *, overwrite: bool = False) -> Iterat
 
 
 def refuse_existing(path: Path, *, remedy: str = "choose another folder") -> None:
-    """Raise for a path that exists, be it a link into nowhere."""
-    if path.exists() or path.is_symlink():
+    """Raise for a path that exists, be it a link into nowhere, and for one that cannot exist."""
+    if exists(path):
         raise ConversionError(f"{path} exists; {remedy}")
+    # It has a longer name while it is written.
+    _looked_up(_lock_of(_partial_of(path)), path)
+
+
+def exists(path: Path) -> bool:
+    """Whether anything lies at ``path``; raises ``ConversionError`` where nothing ever can."""
+    return _looked_up(path, path)
+
+
+def _looked_up(name: Path, path: Path) -> bool:
+    try:
+        name.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as fault:
+        raise _unwritable(path, fault) from None
+    return True
 
 
 def _refuse_full_disk(parent: Path, needed: int) -> None:
@@ -48,7 +65,7 @@ def _refuse_full_disk(parent: Path, needed: int) -> None:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
     except OSError as fault:
-        raise ConversionError(f"{parent} cannot be written: {fault.strerror}") from None
+        raise _unwritable(parent, fault) from None
     if free < needed:
         raise ConversionError(
             f"the disk is too full: {parent} has {free / 1e9:.2f} GB free and the checkpoint needs "
@@ -62,7 +79,7 @@ def partial_sibling(path: Path) -> Iterator[Path]:
     from filelock import FileLock
 
     sweep(path)
-    partial = path.parent / f".{path.name}{PARTIAL}{uuid.uuid4().hex[:12]}"
+    partial = _partial_of(path)
     try:
         # Held while this process lives: the next run knows by it which leftovers are dead.
         with FileLock(_lock_of(partial)):
@@ -99,6 +116,10 @@ def sweep(path: Path) -> None:
             lock.unlink(missing_ok=True)
 
 
+def _partial_of(path: Path) -> Path:
+    return path.parent / f".{path.name}{PARTIAL}{uuid.uuid4().hex[:12]}"
+
+
 def _lock_of(partial: Path) -> Path:
     return partial.with_name(partial.name.removesuffix(OLD) + LOCK)
 
@@ -110,7 +131,11 @@ def _move(partial: Path, path: Path) -> None:
         return
     old = partial.with_name(partial.name + OLD)
     path.rename(old)
-    partial.rename(path)
+    try:
+        partial.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -135,4 +160,5 @@ def _unwritable(path: Path, fault: BaseException) -> ConversionError:
     full = getattr(fault, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or _says(fault, FULL):
         return ConversionError(f"the disk is full: {path} was not written; free some space")
-    return ConversionError(f"{path} cannot be written: {fault}")
+    reason = getattr(fault, "strerror", None) or " ".join(str(fault).split())[:200]
+    return ConversionError(f"{path} cannot be written ({reason}); choose another destination")

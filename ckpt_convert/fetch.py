@@ -60,7 +60,7 @@ def resolve(model: str | Path) -> Path:
     # A folder that happens to be called like a known model counts only where it holds one.
     if str(model) in KNOWN and not (path / "config.json").exists():
         return KNOWN[str(model)](cache_dir())
-    if path.exists():
+    if os.path.exists(path):  # False, where Path.exists raises, for a text that can be no path
         return _converted(path.resolve())
     raise ConversionError(
         f"{str(model)!r} is neither a path nor a known model (known: {', '.join(KNOWN)})"
@@ -90,7 +90,8 @@ KNOWN: dict[str, Callable[[Path], Path]] = {SMOLLM2: smollm2}
 def _converted(source: Path) -> Path:
     from ckpt_convert.store import is_checkpoint
 
-    destination = cache_dir() / f"{source.stem}-{fingerprint(source)[:16]}"
+    # A name may be as long as its disk allows, and the checkpoint's has more to it.
+    destination = cache_dir() / f"{source.stem[:48]}-{fingerprint(source)[:16]}"
     if is_checkpoint(destination):
         return destination
     _refuse_remains(destination)

@@ -108,7 +108,7 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise for a destination that exists; with ``overwrite``, for one that is no checkpoint."""
     if not overwrite:
         atomic_folder.refuse_existing(path, remedy="choose another folder or give --force")
-    if not path.exists() and not path.is_symlink():
+    if not atomic_folder.exists(path):
         return
     empty = path.is_dir() and not any(path.iterdir())
     if not empty and not is_checkpoint(path):
