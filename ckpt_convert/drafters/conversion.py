@@ -17,7 +17,7 @@ from ckpt_convert.drafters.rules import Placement, place, plan
 from ckpt_convert.drafters.source import Choices, Found, open_folder
 from ckpt_convert.drafters.speculators import flattened
 from ckpt_convert.errors import ConversionError
-from ckpt_convert.safetensors_source import sha256
+from ckpt_convert.safetensors_source import sha256, understood
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def look(
         )
     form, found = recognition
     _refuse_unused(choices, form)
-    config = _config(form, found)
+    config = understood(form.read_config, found, source / "config.json")
     placements, ignored = plan(found.tensors, form.rules(config), form.ignored, form.sizes(config))
     return DrafterFinding(
         source=source,
@@ -132,18 +132,6 @@ def look(
         ignored=ignored,
         draft_to_target=form.map_of(found, config) if form.map_of else None,
     )
-
-
-def _config(form: Format, found: Found) -> Any:
-    try:
-        return form.read_config(found)
-    except ConversionError:
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as fault:
-        raise ConversionError(
-            f"config.json cannot be followed ({str(fault).splitlines()[0]}); fetch the drafter's "
-            "own config.json again"
-        ) from None
 
 
 def write(finding: DrafterFinding, destination: Path, *, overwrite: bool) -> DrafterConversion:
