@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpt_convert.drafters.drafter import Format
+from ckpt_convert.drafters.latent_attention import latent_config, latent_rules, latent_sizes
 from ckpt_convert.drafters.layers import (
     IGNORED,
     attention_rules,
@@ -19,7 +20,6 @@ from ckpt_convert.drafters.layers import (
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
-from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.hf_config import refuse
 from ckpt_convert.tensors import Ignored
 from specjax.models.draft_experts import ExpertsConfig
@@ -87,20 +87,16 @@ def read_config(
 ) -> MTPConfig:
     """``unit_offset=None``: by the model type, as Qwen3's norms differ from its successors'."""
     config = _text_config(found)
-    if config.get("kv_lora_rank"):
-        raise ConversionError(
-            "the module's layer has DeepSeek's latent attention (kv_lora_rank), which is not "
-            "supported"
-        )
-    heads = size(config, "num_attention_heads")
-    queries = heads * size(config, "head_dim", size(config, "hidden_size") // heads)
     if unit_offset is None:
         unit_offset = str(config.get("model_type")).startswith(("qwen3_next", "qwen3_5"))
+    latent = latent_config(config)
+    if latent:
+        config = {**config, "head_dim": latent.rotary_dim}
     layer = layer_config(
         replace(found, config=config),
         "module.0.",
         unit_offset=unit_offset,
-        gated=found.shape("module.0.self_attn.q_proj.weight")[0] == 2 * queries,
+        gated=latent is None and _is_gated(found, config),
     )
     modules = {name.split(".")[1] for name in found.tensors}
     return MTPConfig(
@@ -112,14 +108,24 @@ def read_config(
         own_embedding="module.0.embed_tokens.weight" in found.tensors,
         own_head="module.0.head.weight" in found.tensors,
         experts=_experts(found, config),
+        latent=latent,
     )
+
+
+def _is_gated(found: Found, config: Mapping[str, Any]) -> bool:
+    heads = size(config, "num_attention_heads")
+    queries = heads * size(config, "head_dim", size(config, "hidden_size") // heads)
+    return found.shape("module.0.self_attn.q_proj.weight")[0] == 2 * queries
 
 
 def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:
     if "module.0.mlp.gate.weight" not in found.tensors:
         return None
-    refuse(config, {"n_group": (1, None), "topk_group": (1, None)})
     biased = "module.0.mlp.gate.e_score_correction_bias" in found.tensors
+    if biased:
+        refuse(config, {"scoring_func": ("sigmoid", None), "topk_method": ("noaux_tc", None)})
+    else:
+        refuse(config, {"n_group": (1, None), "topk_group": (1, None)})
     inner = size(config, "moe_intermediate_size")
     shared = config.get("shared_expert_intermediate_size") or 0
     return ExpertsConfig(
@@ -132,18 +138,24 @@ def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:
         scale=float(config.get("routed_scaling_factor") or 1.0),
         shared_size=shared or inner * (config.get("n_shared_experts") or 0),
         shared_gated="module.0.mlp.shared_expert_gate.weight" in found.tensors,
+        groups=size(config, "n_group", 1),
+        chosen_groups=size(config, "topk_group", 1),
     )
 
 
 def rules(config: MTPConfig, *, fused: bool = False) -> tuple[Rule, ...]:
     """``fused``: the file has all experts in one tensor, gate above up."""
     path = ("modules",)
+    if config.latent:
+        attention = latent_rules(config.latent, _MODULE, path)
+    else:
+        attention = attention_rules(config.layer, _MODULE, path)
     found = [
         Rule(f"{_MODULE}token_norm.weight", (*path, "token_norm"), "D -> D"),
         Rule(f"{_MODULE}hidden_norm.weight", (*path, "hidden_norm"), "D -> D"),
         Rule(f"{_MODULE}fuse.weight", (*path, "fuse"), "D both -> both D"),
         input_norm_rule(_MODULE, path),
-        *attention_rules(config.layer, _MODULE, path),
+        *attention,
         Rule(f"{_MODULE}final_norm.weight", (*path, "final_norm"), "D -> D"),
     ]
     if config.experts:
@@ -194,16 +206,21 @@ def _experts_rules(config: ExpertsConfig, path: tuple[str, ...], fused: bool) ->
 
 def sizes(config: MTPConfig) -> dict[str, int]:
     experts = config.experts or ExpertsConfig(0, 0, 0)
-    return layer_sizes(config.layer) | {
-        "V": config.vocab_size,
-        "both": 2 * config.layer.hidden_size,
-        "module": config.num_modules,
-        "X": experts.count,
-        "expert": experts.count,
-        "J": experts.size,
-        "S": experts.shared_size,
-        "P": 1,
-    }
+    latent = latent_sizes(config.latent, config.layer.num_heads) if config.latent else {}
+    return (
+        layer_sizes(config.layer)
+        | latent
+        | {
+            "V": config.vocab_size,
+            "both": 2 * config.layer.hidden_size,
+            "module": config.num_modules,
+            "X": experts.count,
+            "expert": experts.count,
+            "J": experts.size,
+            "S": experts.shared_size,
+            "P": 1,
+        }
+    )
 
 
 _MORE = (Ignored(r"module\.[1-9]\d*\.embed_tokens\.weight", "the first module's again"),)

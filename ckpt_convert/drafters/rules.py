@@ -18,6 +18,8 @@ Sizes = Mapping[str, int]
 _HOLE = re.compile(r"\{(\w+)(?:\+(\d+))?\}")
 _SLOT = re.compile(r"(\d+)/(\d+)")
 _SLOT_LETTER = "SLOT"
+_SUM = re.compile(r"[\w.]+(?:\+[\w.]+)+")
+_SUM_LETTER = "SUM"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Rule:
     ``name`` may hold counters, ``{layer}`` or, starting at one, ``{layer+1}``; the parameter has an
     axis in front for each. ``turn`` reads as in `ckpt_convert.tensors`, and ``1/2`` in it is an
     axis of length 2 of which this tensor is entry 1: of the parameter when it stands on the right,
-    of the source when on the left. ``wide`` numbers stay float32, whatever the others are.
+    of the source when on the left. ``A+B.C`` on the left is an axis of A numbers and B times C
+    behind them, of which the rule takes the part whose letters stand on the right. ``wide`` numbers
+    stay float32, whatever the others are.
     """
 
     name: str
@@ -48,8 +52,9 @@ class Rule:
 
     def source_shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape that the source's tensor must have."""
-        pattern, slot = _selecting(self.turn)
-        lengths = {**sizes, _SLOT_LETTER: slot[1]}
+        pattern, lengths = _summed(self.turn, sizes)
+        pattern, slot = _selecting(pattern)
+        lengths = {**lengths, _SLOT_LETTER: slot[1]}
         return tuple(_product(lengths, group) for group in parse_turn(pattern)[0])
 
     def parameter_shape(self, sizes: Sizes) -> tuple[int, ...]:
@@ -66,7 +71,8 @@ class Rule:
         return (*index, *axes)
 
     def apply(self, tensor: np.ndarray, sizes: Sizes) -> np.ndarray:
-        pattern, slot = _selecting(self.turn)
+        tensor, pattern = _cut(tensor, self.turn, sizes)
+        pattern, slot = _selecting(pattern)
         if _SLOT_LETTER not in pattern:
             return turn(tensor, pattern, sizes)
         return turn(tensor, pattern, {**sizes, _SLOT_LETTER: slot[1]})[slot[0]]
@@ -97,6 +103,32 @@ def _selecting(pattern: str) -> tuple[str, tuple[int, int]]:
     if _SLOT.search(left):
         return f"{_SLOT.sub(_SLOT_LETTER, left)} -> {_SLOT_LETTER} {right}", slot
     return f"{left} -> {right}", slot
+
+
+def _summed(pattern: str, sizes: Sizes) -> tuple[str, Sizes]:
+    """``pattern`` with one letter in place of a sum, and the sizes with that letter's."""
+    found = _SUM.search(pattern)
+    if found is None:
+        return pattern, sizes
+    total = sum(_product(sizes, part.split(".")) for part in found[0].split("+"))
+    return _SUM.sub(_SUM_LETTER, pattern), {**sizes, _SUM_LETTER: total}
+
+
+def _cut(tensor: np.ndarray, pattern: str, sizes: Sizes) -> tuple[np.ndarray, str]:
+    """The part of an axis that is a sum which the right side names, and the pattern for it."""
+    found = _SUM.search(pattern)
+    if found is None:
+        return tensor, pattern
+    whole, lengths = _summed(pattern, sizes)
+    letters = [letter for group in parse_turn(whole)[0] for letter in group]
+    wanted = set(re.findall(r"\w+", whole.split("->")[1]))
+    parts = [part.split(".") for part in found[0].split("+")]
+    taken = next(number for number, part in enumerate(parts) if wanted.issuperset(part))
+    start = sum(_product(sizes, part) for part in parts[:taken])
+    end = start + _product(sizes, parts[taken])
+    split = tensor.reshape([lengths[letter] for letter in letters])
+    before = (slice(None),) * letters.index(_SUM_LETTER)
+    return split[*before, start:end], _SUM.sub(" ".join(parts[taken]), pattern)
 
 
 def parameters(rules: Iterable[Rule], sizes: Sizes, dtype: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from specjax.models.draft_layer import (
     mlp,
     norm,
 )
+from specjax.models.latent_attention import LatentConfig, Latents, latent_attention
 from specjax.models.linear import head, linear
 
 
@@ -31,7 +32,8 @@ class MTPConfig:
 
     ``hidden_first`` is the order of the two halves that are projected: the state before the
     embedding, or behind it. ``feeds_normed`` says that a next step takes the state after the last
-    norm. What the parameters lack, embedding or head, is the target's.
+    norm. ``latent`` replaces the layer's attention, whose ``head_dim`` is then the rotary part's.
+    What the parameters lack, embedding or head, is the target's.
     """
 
     vocab_size: int
@@ -42,6 +44,7 @@ class MTPConfig:
     own_embedding: bool = False
     own_head: bool = False
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
 
 
 def mtp_states(
@@ -54,8 +57,8 @@ def mtp_states(
     *,
     embed: Float[Array, "V E"] | None = None,
     seen: Bool[Array, "B T S"] | None = None,
-    past: KeysValues | None = None,
-) -> tuple[Float[Array, "B T E"], Float[Array, "B T E"], KeysValues]:
+    past: KeysValues | Latents | None = None,
+) -> tuple[Float[Array, "B T E"], Float[Array, "B T E"], KeysValues | Latents]:
     """The state that the head reads, the state that a next step reads, and keys and values.
 
     ``hidden[t]`` is the target's state at ``positions[t]`` after its last norm, or what a step
@@ -74,7 +77,10 @@ def mtp_states(
         seen = causal(tokens, past[0].shape[2] if past else 0)
     turn = angles(config.layer, positions)
     normed = norm(config.layer, x, weights["attention_norm"])
-    attended, pair = attention(config.layer, weights, normed, turn, seen, past)
+    if config.latent:
+        attended, pair = latent_attention(config.latent, weights, normed, turn, seen, past)
+    else:
+        attended, pair = attention(config.layer, weights, normed, turn, seen, past)
     x = x + attended
     normed = norm(config.layer, x, weights["mlp_norm"])
     x = x + (mix(config.experts, weights, normed) if config.experts else mlp(weights, normed))

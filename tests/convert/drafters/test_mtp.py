@@ -351,8 +351,7 @@ def test_a_target_is_not_taken_for_the_module_inside_it(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GLM_CONFIG | {"kv_lora_rank": 512}, "latent attention"),
-        (GLM_CONFIG | {"n_group": 8}, "n_group=8"),
+        (GLM_CONFIG | {"n_group": 8}, "5 experts cannot be 8 groups"),
         (GLM_CONFIG | {"moe_intermediate_size": 7}, "misshapen module.0.mlp.experts.0"),
         (without(GLM_CONFIG, "n_shared_experts"), "unmapped module.0.mlp.shared_experts"),
         (GLM_CONFIG | {"num_hidden_layers": 4}, "no drafter of a format that is known"),
