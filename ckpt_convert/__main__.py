@@ -88,8 +88,9 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--taps",
-        choices=["after-layer", "hidden-states"],
-        help="what the tapped layers' numbers count: layers' outputs, or the streams entering them",
+        metavar="{after-layer,hidden-states,1,15,28}",
+        help="what the tapped layers' numbers count, layers' outputs or the streams entering them; "
+        "or the numbers of the layers whose outputs are tapped",
     )
     group.add_argument(
         "--embedding",

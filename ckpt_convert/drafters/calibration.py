@@ -4,10 +4,11 @@ A block's layout or the meaning of tapped layers, read wrongly, gives no error, 
 hardly ever accepted. A short text is enough to tell.
 """
 
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,13 @@ from specjax.models.dflash import (
 )
 from specjax.models.draft_layer import borrowed
 from specjax.models.eagle import EagleConfig, eagle_features
-from specjax.models.eagle3 import Eagle3Config, eagle3_features, eagle3_logits, fuse_taps
+from specjax.models.eagle3 import (
+    Eagle3Config,
+    eagle3_features,
+    eagle3_logits,
+    even_taps,
+    fuse_taps,
+)
 from specjax.models.linear import head
 from specjax.models.markov import markov_shift
 
@@ -36,6 +43,9 @@ log = logging.getLogger("specjax")
 
 # A draft of the tokens behind a place in the text, in order.
 Propose = Callable[[int], Sequence[int]]
+# The target's residual streams of a text of L tokens after some of its layers, [L, F, E]; may raise
+# ValueError for layers that the target has not.
+Tapped = Callable[[tuple[int, ...]], jax.Array]
 # By so many standard errors a difference is no accident.
 SURE = 3.0
 
@@ -117,27 +127,19 @@ def block_readings(
     config: DFlashConfig,
     params: Mapping[str, Any],
     tokens: np.ndarray,
-    tapped: Callable[[tuple[int, ...]], jax.Array],
+    tapped: Tapped,
     *,
     embed: jax.Array | None = None,
     matrix: jax.Array | None = None,
 ) -> dict[str, Propose]:
     """Both layouts, with the tapped layers as they are and one earlier and later.
 
-    ``tapped(layers)`` gives the target's residual streams [L, F, E] of ``tokens`` [L] after these
-    layers; it may raise ValueError for layers that the target has not. ``embed`` and ``matrix`` are
-    the target's embedding and head, for what the drafter lacks. The name of the reading that
-    ``config`` itself is comes from `block_reading`.
+    ``tapped`` is asked about ``tokens`` [L]. ``embed`` and ``matrix`` are the target's embedding
+    and head, for what the drafter lacks. The name of the reading that ``config`` itself is comes
+    from `block_reading`.
     """
     readings = {}
-    for shift in (0, -1, 1):
-        taps = tuple(tap + shift for tap in config.taps)
-        try:
-            features = tapped(taps) if min(taps) >= 0 else None
-        except ValueError:
-            features = None
-        if features is None:
-            continue
+    for taps, features in _streams(tapped, _shifted(config.taps)):
         # One program for all: neither the layout nor the taps change what is computed.
         plain = replace(config, layout=FILL_IN, taps=config.taps)
         slots = functools.partial(
@@ -149,8 +151,23 @@ def block_readings(
     return readings
 
 
+def _shifted(taps: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """``taps`` as they are, one layer earlier and one later."""
+    return [tuple(tap + shift for tap in taps) for shift in (0, -1, 1)]
+
+
+def _streams(
+    tapped: Tapped, candidates: Iterable[tuple[int, ...]]
+) -> Iterator[tuple[tuple[int, ...], jax.Array]]:
+    """Those of the candidates that the target has, with its streams."""
+    for taps in dict.fromkeys(candidates):
+        with contextlib.suppress(ValueError):
+            if min(taps) >= 0:
+                yield taps, tapped(taps)
+
+
 def next_readings(
-    config: EagleConfig | Eagle3Config,
+    config: EagleConfig,
     params: Mapping[str, Any],
     tokens: np.ndarray,
     features: jax.Array,
@@ -158,31 +175,66 @@ def next_readings(
     embed: jax.Array | None = None,
     matrix: jax.Array | None = None,
 ) -> dict[str, Propose]:
-    """What an EAGLE's files may leave open, each reading drafting one token.
+    """EAGLE-1's and 2's embeddings, raw and scaled, each reading drafting one token.
 
-    For EAGLE-1 and 2 the embedding's rows raw or scaled, ``features`` [L, E] the target's states
-    after the last norm; for EAGLE-3 the residual normed or not, ``features`` [L, F, E] the tapped
-    streams. The name of the reading that ``config`` itself is comes from `next_reading`.
+    ``features`` [L, E] are the target's states of ``tokens`` [L] after its last norm. The name of
+    the reading that ``config`` itself is comes from `next_reading`.
     """
-    if isinstance(config, EagleConfig):
-        scales = 1.0, math.sqrt(config.layer.hidden_size)
-        read = [replace(config, embedding_scale=scale) for scale in scales]
-    else:
-        read = [replace(config, norm_before_residual=normed) for normed in (False, True)]
     readings = {}
-    for one in read:
-        drafts = _next_drafts(one, params, jnp.asarray(tokens), features, embed, matrix)
-        found = np.asarray(drafts)
-        # The state at a place and the token after it tell the token after that.
-        readings[next_reading(one)] = lambda place, found=found: [int(found[place - 1])]
+    for scale in (1.0, math.sqrt(config.layer.hidden_size)):
+        read = replace(config, embedding_scale=scale)
+        drafts = _next_drafts(read, params, jnp.asarray(tokens), features, embed, matrix)
+        readings[next_reading(read)] = _one_by_one(drafts)
     return readings
 
 
-def next_reading(config: EagleConfig | Eagle3Config) -> str:
+def next_reading(config: EagleConfig) -> str:
     """What a reading is called in `next_readings`."""
-    if isinstance(config, EagleConfig):
-        return "raw embeddings" if config.embedding_scale == 1.0 else "scaled embeddings"
-    return f"the residual {'after' if config.norm_before_residual else 'before'} its norm"
+    return "raw embeddings" if config.embedding_scale == 1.0 else "scaled embeddings"
+
+
+def tapped_readings(
+    config: Eagle3Config,
+    params: Mapping[str, Any],
+    tokens: np.ndarray,
+    tapped: Tapped,
+    target_layers: int,
+    *,
+    embed: jax.Array | None = None,
+    matrix: jax.Array | None = None,
+) -> dict[str, Propose]:
+    """EAGLE-3 with the residual normed and not, after the tapped layers and others.
+
+    The others are one layer earlier and later and, where the configuration names none, evenly
+    spread over the target's ``target_layers`` layers. Each reading drafts one token. ``tapped`` is
+    asked about ``tokens`` [L]. The name of the reading that ``config`` itself is comes from
+    `tapped_reading`.
+    """
+    candidates = _shifted(config.taps_in(target_layers))
+    if not config.taps:
+        candidates.append(even_taps(target_layers, config.num_taps))
+    readings = {}
+    for taps, features in _streams(tapped, candidates):
+        for normed in (False, True):
+            # The taps change nothing of what is computed: one program for all.
+            read = replace(config, taps=(), norm_before_residual=normed)
+            drafts = _next_drafts(read, params, jnp.asarray(tokens), features, embed, matrix)
+            name = tapped_reading(replace(read, taps=taps), target_layers)
+            readings[name] = _one_by_one(drafts)
+    return readings
+
+
+def tapped_reading(config: Eagle3Config, target_layers: int) -> str:
+    """What a reading is called in `tapped_readings`."""
+    after = ", ".join(map(str, config.taps_in(target_layers)))
+    residual = "after" if config.norm_before_residual else "before"
+    return f"after layers {after}, the residual {residual} its norm"
+
+
+def _one_by_one(drafts: jax.Array) -> Propose:
+    found = np.asarray(drafts)
+    # The state at a place and the token after it tell the token after that.
+    return lambda place: [int(found[place - 1])]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,6 +15,7 @@ from ckpt_convert.drafters.layers import (
     layer_rules,
     layer_sizes,
     size,
+    spelled_out,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
@@ -104,9 +105,11 @@ def _layout(found: Found, settings: Mapping[str, Any]) -> str:
 
 def _taps(found: Found, settings: Mapping[str, Any]) -> tuple[int, ...]:
     """speculators counts the streams that enter layers; everyone else layers' outputs."""
+    depth, chosen = settings.get("num_target_layers"), spelled_out(found.choices.taps)
+    if chosen:
+        return layer_numbers(chosen, "after-layer", target_layers=depth)
     name = "aux_hidden_state_layer_ids" if found.speculators else "target_layer_ids"
     counted = found.choices.taps or ("hidden-states" if found.speculators else "after-layer")
-    depth = settings.get("num_target_layers")
     return layer_numbers(required(settings, name), counted, target_layers=depth)
 
 

@@ -17,6 +17,7 @@ from ckpt_convert.drafters.layers import (
     layer_sizes,
     refuse_windows,
     size,
+    spelled_out,
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
@@ -73,6 +74,9 @@ def read_config(found: Found) -> Eagle3Config:
 
 def _taps(found: Found, settings) -> tuple[int, ...]:
     """Where both spellings are there they must agree; where none is, the paper's default holds."""
+    chosen = spelled_out(found.choices.taps)
+    if chosen:
+        return layer_numbers(chosen, "after-layer")
     counted = {_ENTERING: "hidden-states", _AFTER: "after-layer"}
     ids = settings.get(_ENTERING)
     if ids and ids[0] == 1 and not found.choices.taps:
@@ -92,10 +96,15 @@ def _taps(found: Found, settings) -> tuple[int, ...]:
             f"config.json taps {settings[_ENTERING]} by {_ENTERING} and {settings[_AFTER]} by "
             f"{_AFTER}, which are not the same layers; leave the wrong one out"
         )
+    if not read and found.choices.taps:
+        raise ConversionError(
+            "config.json names no tapped layers, so nothing is counted; give the numbers of those "
+            "after which the taps are, as in --taps 1,15,28"
+        )
     if not read:
         log.warning(
             "config.json names no tapped layers: the paper's are taken, after the target's layers "
-            "1, L // 2 - 1 and L - 4"
+            "1, L // 2 - 1 and L - 4; --taps 1,15,28 names others"
         )
     return next(iter(read.values()), ())
 

@@ -1,5 +1,6 @@
 """Transformer layers as all drafters' files spell them: sizes, tensors, and what is refused."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from specjax.models.rope import Rope
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
-ROPES = ("default", "linear", "llama3")
+ROPES = ("default", "linear", "llama3", "yarn")
 IGNORED = (
     Ignored(r"(.*\.)?rotary_emb\.inv_freq", "follows from the config"),
     Ignored(r"verifier_(lm_head|norm)\.weight", "the target's own"),
@@ -142,6 +143,13 @@ def layer_rules(
     return (norm, *attention_rules(config, source, path, inputs), *mlp_rules(source, path))
 
 
+def spelled_out(taps: str | None) -> tuple[int, ...]:
+    """The layers that a choice of taps names by their numbers, () where it names none."""
+    if taps is None or not re.fullmatch(r"\d+(,\d+)*", taps):
+        return ()
+    return tuple(map(int, taps.split(",")))
+
+
 def layer_numbers(ids: Any, counted: str, *, target_layers: int | None = None) -> tuple[int, ...]:
     """The layers after which features are taken.
 
@@ -151,7 +159,9 @@ def layer_numbers(ids: Any, counted: str, *, target_layers: int | None = None) -
     """
     shift = {"after-layer": 0, "hidden-states": 1}
     if counted not in shift:
-        raise ConversionError(f"taps {counted!r} is not known (known: {', '.join(shift)})")
+        raise ConversionError(
+            f"taps {counted!r} is not known (known: {', '.join(shift)}, or the layers' own numbers)"
+        )
     taps = tuple(int(number) - shift[counted] for number in ids)
     if min(taps, default=0) < 0:
         raise ConversionError(

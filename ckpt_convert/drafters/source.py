@@ -30,7 +30,8 @@ class Choices:
     Attributes:
         layout: of a drafted block, "fill-in" or "anchor-first".
         taps: what the tapped layers' numbers mean, "after-layer" (i: the output of layer i) or
-            "hidden-states" (i: the input of layer i).
+            "hidden-states" (i: the input of layer i); or the numbers of the layers whose outputs
+            are tapped, "1,15,28", whatever the configuration says.
         embedding: "raw" rows or rows "scaled" by the square root of their width.
     """
 

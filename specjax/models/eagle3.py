@@ -66,6 +66,12 @@ def default_taps(target_layers: int) -> tuple[int, int, int]:
     return (1, target_layers // 2 - 1, target_layers - 4)
 
 
+def even_taps(target_layers: int, num_taps: int) -> tuple[int, ...]:
+    """As other trainers place them, and DFlash: evenly from the layer 1 to the layer L - 3."""
+    steps = range(num_taps)
+    return tuple(round(1 + step * (target_layers - 4) / (num_taps - 1 or 1)) for step in steps)
+
+
 def fuse_taps(
     config: Eagle3Config, params: dict[str, Any], tapped: Float[Array, "B T F taps"]
 ) -> Float[Array, "B T E"]:

@@ -29,6 +29,8 @@ from ckpt_convert.drafters.calibration import (
     calibrate,
     next_reading,
     next_readings,
+    tapped_reading,
+    tapped_readings,
 )
 from ckpt_convert.drafters.pairing import refuse_mismatch
 from specjax.models import DecoderConfig
@@ -45,13 +47,14 @@ from specjax.models.medusa import MedusaConfig
 # The target repeats five tokens for ever; its streams tell them apart, layer by layer.
 CYCLE = np.array([7, 23, 3, 41, 11], np.int32)
 TEXT = np.tile(CYCLE, 8)
+LAYERS = 8
 PLACES = range(10, 30)
 WINDOWED = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5}
 
 
 def tapped(layers, text=TEXT):
-    """[L, F, E]; the target has 8 layers."""
-    if max(layers) > 7:
+    """[L, F, E] of the target."""
+    if max(layers) >= LAYERS:
         raise ValueError("no such layer")
     shape = VOCAB, WIDTH
     streams = [np.random.default_rng(50 + layer).standard_normal(shape)[text] for layer in layers]
@@ -161,20 +164,92 @@ def test_scaled_embeddings_are_told_from_raw_ones(tmp_path, embedding):
     assert found[other].chosen_is_worse
 
 
+# Where the streams are tapped, what config.json says of it, and what was chosen by mistake.
+TAPPED = {
+    "as in the paper": ((1, 3, 4), {}, None),
+    "the paper's numbers as layers' outputs": ((2, 4, 5), {}, None),
+    "evenly": ((1, 3, 5), {}, None),
+    "counted otherwise than the name says": (
+        (2, 4, 5),
+        {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+        None,
+    ),
+    "as the name says": (
+        (1, 3, 4),
+        {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+        "after-layer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("taps", "settings", "mistake"), TAPPED.values(), ids=TAPPED)
+def test_the_tapped_layers_are_told_by_what_is_accepted(tmp_path, taps, settings, mistake):
+    """The drafter is solved for: after these layers, and the residual not normed, it is right."""
+    tensors = eagle3_tensors(target_width=WIDTH)
+    for name in ("d2t", "t2d", "lm_head.weight"):
+        del tensors[name]
+    config = eagle3_config(draft_vocab_size=VOCAB, target_hidden_size=WIDTH, **settings)
+    write(tmp_path / "source", config, tensors)
+    text = np.tile(np.random.default_rng(31).permutation(VOCAB)[:18], 4).astype(np.int32)
+
+    def judged(choice):
+        convert_drafter(tmp_path / "source", tmp_path / str(choice), Choices(taps=choice))
+        drafter = load_drafter(tmp_path / str(choice))
+        readings = tapped_readings(
+            drafter.config,
+            drafter.params,
+            text,
+            functools.partial(tapped, text=text),
+            LAYERS,
+            matrix=solved_head(drafter, taps, text),
+        )
+        return calibrate(readings, text, range(10, 70), tapped_reading(drafter.config, LAYERS))
+
+    right = f"after layers {', '.join(map(str, taps))}, the residual before its norm"
+    found = judged(mistake)
+    assert found.best == right
+    assert (found.chosen != right) == found.chosen_is_worse
+    # Of the even taps two are the paper's, and half of the drafts are right.
+    if found.chosen_is_worse and taps != (1, 3, 5):
+        with pytest.raises(ConversionError, match=f"read as {right}; convert"):
+            found.check()
+    mended = judged(",".join(map(str, taps)))
+    assert mended.best == mended.chosen == right and mended.accepted[right].mean() == 1
+    mended.check()
+    after = right.partition(", the residual")[0]
+    others = [ok.mean() for name, ok in mended.accepted.items() if not name.startswith(after)]
+    assert len(others) == 4 and max(others) < 0.6
+
+
+def solved_head(drafter, taps, text):
+    """The head with which the drafter is right where it is told the streams after ``taps``."""
+    plain = replace(drafter.config, taps=(), norm_before_residual=False)
+    streams, places = tapped(taps, text)[None, :-1], jnp.arange(len(text) - 1)[None]
+    normed = normed_states(plain, drafter.params, streams, text[None, 1:], places)
+    return jnp.asarray(solved(normed[0, :-1], text[2:], VOCAB), jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def normed_states(config, params, streams, follows, places):
+    fused = fuse_taps(config, params, streams)
+    state, _ = eagle3_features(config, params, follows, fused, places)
+    return eagle3_logits(config, params, state, matrix=jnp.eye(WIDTH))
+
+
 def test_a_normed_residual_is_told_from_one_that_is_not(tmp_path):
     tensors = eagle3_tensors(target_width=WIDTH)
     write(tmp_path / "source", eagle3_config(target_hidden_size=WIDTH), tensors)
     convert_drafter(tmp_path / "source", tmp_path / "converted")
     drafter = load_drafter(tmp_path / "converted")
-    readings = next_readings(drafter.config, drafter.params, TEXT, tapped((1, 3, 5)))
-    assert list(readings) == ["the residual before its norm", "the residual after its norm"]
+    readings = tapped_readings(drafter.config, drafter.params, TEXT, tapped, LAYERS)
     places = jnp.arange(len(TEXT) - 1)[None]
     run = jax.jit(both_eagle3, static_argnums=0)
-    for normed, name in zip((False, True), readings, strict=True):
+    for normed in (False, True):
         config = replace(drafter.config, norm_before_residual=normed)
-        logits = run(config, drafter.params, tapped((1, 3, 5))[None, :-1], TEXT[None, 1:], places)
+        logits = run(config, drafter.params, tapped((1, 3, 4))[None, :-1], TEXT[None, 1:], places)
         ids = np.asarray(drafter.params["draft_to_target"])[np.argmax(logits[0], -1)]
-        assert [readings[name](place)[0] for place in PLACES] == list(ids[9:29])
+        propose = readings[tapped_reading(config, LAYERS)]
+        assert [propose(place)[0] for place in PLACES] == list(ids[9:29])
 
 
 def both_eagle3(config, params, tapped, follows, places):

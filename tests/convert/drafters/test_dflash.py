@@ -347,6 +347,7 @@ def test_the_blocks_layout_is_flagged_known_or_chosen(tmp_path, config, choices,
         (dflash_config(nested={"target_layer_ids": [1, 3, 5]}), UNSAID, "misshapen fc.weight"),
         (dflash_config(), Choices(layout="sideways"), "layout 'sideways' is not known"),
         (dflash_config(), Choices(taps="sideways"), "taps 'sideways' is not known"),
+        (dflash_config(), Choices(taps="1,7"), "the last of the target's 8"),
         (
             dflash_config(sample_from_anchor=True, query_zero_predicts_next=False),
             UNSAID,
@@ -369,6 +370,13 @@ def test_what_it_cannot_do_is_refused(tmp_path, config, choices, message):
     with pytest.raises(ConversionError, match=message):
         convert_drafter(tmp_path / "source", tmp_path / "converted", choices)
     assert not (tmp_path / "converted").exists()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("ids", [[2, 6], None])
+def test_the_tapped_layers_may_be_chosen_by_number(tmp_path, ids):
+    config = dflash_config(nested={"target_layer_ids": ids})
+    assert converted(tmp_path, config, dflash_tensors(), Choices(taps="1,5")).config.taps == (1, 5)
 
 
 @pytest.mark.fast

@@ -294,6 +294,8 @@ def test_a_tied_head_is_the_embedding(tmp_path):
         # The name of inputs over the numbers of outputs, as some trainers write it.
         ({"eagle_aux_hidden_state_layer_ids": [1, 15, 28]}, Choices(), (1, 15, 28)),
         ({"target_layer_ids": [2, 16, 29]}, Choices(taps="hidden-states"), (1, 15, 28)),
+        ({"target_layer_ids": [2, 16, 29]}, Choices(taps="1,15,28"), (1, 15, 28)),
+        ({}, Choices(taps="1,15,28"), (1, 15, 28)),
     ],
 )
 def test_A3_taps_are_counted_one_way(tmp_path, caplog, settings, choices, taps):
@@ -321,6 +323,22 @@ def test_flags_that_cannot_be_followed_are_refused(tmp_path, settings, message):
     write(tmp_path / "source", eagle3_config(**settings), eagle3_tensors())
     with pytest.raises(ConversionError, match=message):
         convert_drafter(tmp_path / "source", tmp_path / "converted")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("taps", "message"),
+    [
+        ("hidden-states", "names no tapped layers, so nothing is counted.*--taps 1,15,28"),
+        ("1,2", "misshapen fc.weight"),
+        ("1,15,", "taps '1,15,' is not known"),
+    ],
+)
+def test_a_choice_of_taps_that_makes_no_sense_is_refused(tmp_path, taps, message):
+    settings = {"target_layer_ids": [1, 15, 28]} if taps == "1,15," else {}
+    write(tmp_path / "source", eagle3_config(**settings), eagle3_tensors())
+    with pytest.raises(ConversionError, match=message):
+        convert_drafter(tmp_path / "source", tmp_path / "converted", Choices(taps=taps))
 
 
 @pytest.mark.fast

@@ -1,6 +1,7 @@
 """A drafter with its target's own weights: never wrong, at any position, unless RoPE differs."""
 
 import functools
+import math
 from dataclasses import replace
 
 import jax
@@ -22,11 +23,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 ROPES = {
     "base 1e6": ({"rope_theta": 1e6}, Rope(theta=1e6)),
     "llama3": (
         {"rope_theta": 500_000.0, "rope_scaling": LLAMA3},
         Rope(500_000.0, "llama3", 8.0, 1.0, 4.0, 128),
+    ),
+    "yarn": (
+        {"rope_theta": 1e6, "rope_scaling": YARN},
+        Rope(1e6, "yarn", 4.0, original_max_position=128, attention_factor=0.1 * math.log(4) + 1),
     ),
 }
 
