@@ -67,7 +67,7 @@ def default_taps(target_layers: int) -> tuple[int, int, int]:
 
 
 def even_taps(target_layers: int, num_taps: int) -> tuple[int, ...]:
-    """As other trainers place them, and DFlash: evenly from the layer 1 to the layer L - 3."""
+    """Evenly from the layer 1 to the layer L - 3, as DFlash has them."""
     steps = range(num_taps)
     return tuple(round(1 + step * (target_layers - 4) / (num_taps - 1 or 1)) for step in steps)
 
