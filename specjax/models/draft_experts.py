@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.draft_layer import mlp
 from specjax.models.experts import one_by_one
-from specjax.models.linear import linear
+from specjax.models.linear import linear, precision_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,14 @@ def _routed(
     config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
 ) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
     """Weights and experts of each of the M = B T tokens."""
-    scores = linear(x, weights["router"]).astype(jnp.float32)
+    # Rounded to 16 bits, scores that differ by little would lead tokens to other experts.
+    scores = jnp.einsum(
+        "bte,ex->btx",
+        x,
+        weights["router"],
+        precision=precision_of(x.dtype),
+        preferred_element_type=jnp.float32,
+    )
     scores = jax.nn.sigmoid(scores) if config.sigmoid else jax.nn.softmax(scores)
     ranked = scores + weights["router_bias"] if config.biased else scores
     if config.groups > 1:
