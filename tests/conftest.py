@@ -27,11 +27,12 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 # JAX read its environment when a plugin imported it, perhaps before the line above.
 jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.config.update("jax_num_cpu_devices", 4)
-jax.config.update("jax_compilation_cache_dir", str(CHECKOUT / ".cache" / "programs"))
+# A folder a worker. One for all would have to be bounded, since JAX locks none but those; then it
+# looks at every file before it writes another, which takes 0.2 s where 4,000 are there.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+jax.config.update("jax_compilation_cache_dir", str(CHECKOUT / ".cache" / "programs" / WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-# A bound makes JAX lock the folder: a worker would otherwise read a program half written.
-jax.config.update("jax_compilation_cache_max_size", 4 << 30)
 
 install_import_hook("specjax", "runtime_types.checked")
 
@@ -142,25 +143,17 @@ AS_USERS_HAVE_IT = (
     "test_noise",
     "test_quantised_memory",
 )
-# How XLA's CPU backend emitted fusions before it had MLIR for it: compiling takes half the time.
-OLDER_EMITTERS = {"xla_cpu_use_fusion_emitters": False}
-
-
-@pytest.fixture(scope="session")
-def older_emitters() -> dict[str, bool]:
-    """The compiler's option for them; none where this XLA has them no more."""
-    try:
-        jax.jit(lambda x: x + 1, compiler_options=OLDER_EMITTERS).lower(1.0).compile()
-    except Exception:  # XLA's, of no documented type
-        return {}
-    return OLDER_EMITTERS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def optimization(request: pytest.FixtureRequest, older_emitters: dict[str, bool]) -> Iterator[None]:
+def optimization(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fewer optimisations for tests that compile much and run little; the rest keep them all."""
     folder, name = request.path.parent.name, request.path.stem
     quickly = folder in COMPILED_QUICKLY or name in COMPILED_QUICKLY_TOO
+    # Not at the top: nothing of specjax may be imported before the hook.
+    from specjax.testing.quick_compilation import OLDER_EMITTERS, known
+
+    older_emitters = known(OLDER_EMITTERS)
     usual = compiler.get_compile_options
 
     def options(*args, **settings):

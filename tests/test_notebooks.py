@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from specjax.testing.quick_compilation import OLDER_EMITTERS, known
+
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
@@ -34,10 +36,10 @@ FETCHES = {"01_quickstart"}
     ],
     ids=lambda path: path.stem,
 )
-def test_notebook_runs(path, tmp_path, monkeypatch, older_emitters):
+def test_notebook_runs(path, tmp_path, monkeypatch):
     # It compiles much and runs little.
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    flags = [f"--{name}={str(value).lower()}" for name, value in older_emitters.items()]
+    flags = [f"--{name}={str(value).lower()}" for name, value in known(OLDER_EMITTERS).items()]
     monkeypatch.setenv("XLA_FLAGS", " ".join([os.environ.get("XLA_FLAGS", ""), *flags]))
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()

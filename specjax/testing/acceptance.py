@@ -21,6 +21,7 @@ from specjax.bench.table import table
 from specjax.choose import chooser
 from specjax.sampling import Sampling
 from specjax.testing.exact import num_contexts
+from specjax.testing.quick_compilation import jit_quickly
 from specjax.testing.transport import chain_optimum, lump, optimum
 from specjax.types import NO_PARENT, NO_TOKEN, ROOT, Draft, Rule
 
@@ -221,7 +222,7 @@ def _standard_error(values):
     return float(np.std(values, ddof=1) / np.sqrt(values.size))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jit_quickly, static_argnums=0)
 def _accepted(
     rule: Rule,
     tokens: Int[Array, "P R N"],
@@ -254,7 +255,7 @@ def _accepted(
     return lax.map(of_pair, (tokens, log_q, log_p, keys))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jit_quickly, static_argnums=(0, 1, 2))
 def _siblings(
     draws: str, width: int, drafts: int, log_q: Float[Array, "P V"], keys: Key[Array, " P"]
 ) -> tuple[Int[Array, "P {drafts} {width}"], Float[Array, "P 1 1 V"] | None]:
@@ -271,7 +272,7 @@ def _siblings(
     return lax.map(of_pair, (log_q, keys))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jit_quickly, static_argnums=(0, 1, 2))
 def _chains(
     draws: str,
     length: int,

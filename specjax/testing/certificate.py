@@ -116,6 +116,7 @@ class Certificate:
             f"An injected bias of {self.injected.tv:.1%} {found} "
             f"(p = {self.injected.p_value:.1e}).",
             self._about_mutants(),
+            "The programs are those of `specjax.generate`, compiled with fewer optimisations.",
             f"Seed {self.seed}: a rerun with the same seed repeats this run and is no new "
             "evidence.",
         ]

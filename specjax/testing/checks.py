@@ -59,6 +59,7 @@ class Echo:
 # Every part that can be absent from a program is present, and idle but for the processor: the
 # checks of the parameters differ in values only, and share one program.
 IDLE: dict[str, Any] = {
+    "top_k": 0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,

@@ -21,6 +21,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from specjax import tree
 from specjax.accept.law import Law
 from specjax.testing.joint import continuations
+from specjax.testing.quick_compilation import jit_quickly
 from specjax.types import NO_PARENT, ROOT, Draft
 
 
@@ -65,7 +66,7 @@ def exact_law(
         return ExactLaw(error, joint, target, float(accepted))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit_quickly, static_argnums=(0, 1))
 def _exact(rule, draws, log_p, log_q, parents):
     result = round_law(rule, *drawn_drafts(log_q, parents, draws), log_p)
     return result.joint, joint_law(log_p), result.mean_accepted

@@ -25,6 +25,7 @@ from specjax.testing.exact import exact_law, num_contexts
 from specjax.testing.faulty_drafters import FaultyDrafter
 from specjax.testing.faulty_targets import SumOfSlots
 from specjax.testing.joint import joint_law_test
+from specjax.testing.quick_compilation import jit_quickly
 from specjax.testing.tables import DEPTH, PROMPT, TABLES, VOCABULARY, second_order
 from specjax.types import Request, SpecState
 
@@ -180,7 +181,7 @@ def decode(
     return _decode(*run, params, drafter_params, request, tokens)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jit_quickly, static_argnums=(0, 1, 2, 3))
 def _decode(step, target, drafter, rule, params, drafter_params, request, tokens) -> Decoded:
     def goes_on(carry):
         return jnp.any(~carry[0].done)

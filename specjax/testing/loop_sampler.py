@@ -1,5 +1,6 @@
 """The sampler that is certified: `specjax.generate` after one prompt, through the whole loop."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.generate import generate
+from specjax.generate import generate, next_power_of_two
 from specjax.sampling import Sampling
+from specjax.testing.quick_compilation import jit_quickly
 from specjax.types import NO_TOKEN, Generation
 
 CHUNK = 8
@@ -50,20 +52,36 @@ class LoopSampler:
         limited = any(limit is not None for limit in limits)
         most = 0 if self.drafter is None else self.drafter.max_depth
         drafted = np.array([most if limit is None else limit for limit in limits])[of_row]
-        return generate(
-            model.target,
-            model.params,
-            jnp.broadcast_to(jnp.asarray(model.prompt, jnp.int32), (rows, len(model.prompt))),
+        return _generate(
+            (model.target, self.drafter, self.rule, self.depth),
+            (model.params, self.drafter_params),
+            jnp.asarray(model.prompt, jnp.int32),
             jax.random.key(seed),
-            drafter=self.drafter,
-            drafter_params=self.drafter_params,
-            rule=self.rule,
-            sampling=_sampling(self.settings, of_row, ends, model.vocabulary),
-            max_new_tokens=self.depth,
-            eos_ids=jnp.asarray(ends),
-            prefill_chunk=CHUNK,
-            max_drafted=jnp.asarray(drafted) if limited else None,
+            _sampling(self.settings, of_row, ends, model.vocabulary),
+            jnp.asarray(ends),
+            jnp.asarray(drafted) if limited else None,
         )
+
+
+@functools.partial(jit_quickly, static_argnums=0)
+def _generate(run, params, prompt, key, sampling, ends, max_drafted) -> Generation:
+    target, drafter, rule, depth = run
+    rows, width = len(ends), len(prompt)
+    return generate(
+        target,
+        params[0],
+        jnp.broadcast_to(prompt, (rows, width)),
+        key,
+        drafter=drafter,
+        drafter_params=params[1],
+        rule=rule,
+        sampling=sampling,
+        max_new_tokens=depth,
+        eos_ids=ends,
+        buffer=next_power_of_two(width + depth),
+        prefill_chunk=CHUNK,
+        max_drafted=max_drafted,
+    )
 
 
 def mixture_law(model: Any, depth: int, settings: Settings) -> np.ndarray:
@@ -131,12 +149,17 @@ def _grammar(settings, of_row, vocabulary):
     from specjax.grammar import Grammar
 
     tables = [np.zeros((1, vocabulary), np.int32)]
-    starts, offset = [], 1
+    offsets: dict[bytes, int] = {}
+    starts = []
     for table in _column(settings, "grammar", None):
-        starts.append(0 if table is None else offset)
-        if table is not None:
+        if table is None:
+            starts.append(0)
+            continue
+        content = table.tobytes()
+        if content not in offsets:
+            offset = offsets[content] = sum(map(len, tables))
             tables.append(np.where(table < 0, -1, table + offset))
-            offset += len(table)
+        starts.append(offsets[content])
     grammar = Grammar(
         jnp.asarray(np.concatenate(tables), jnp.int32), jnp.arange(vocabulary), jnp.int32(0)
     )
