@@ -66,14 +66,14 @@ def _head_in_blocks(x, matrix):
 
 
 def _dot(x, weight, contract):
-    scales = None
-    if isinstance(weight, Quantised):
-        x, weight, contract, scales = weight.operands(x, contract)
     if x.shape[0] * x.shape[1] == 1 and x.dtype == jnp.bfloat16:
         # For one row XLA's CPU backend converts the whole weight to float32; for two it does not.
         # Accelerators pad a row to a tile anyway.
         doubled = jnp.concatenate([x, x], axis=1)
         return _dot(doubled, weight, contract)[:, :1]
+    scales = None
+    if isinstance(weight, Quantised):
+        x, weight, contract, scales = weight.operands(x, contract)
     # Accumulated and handed out in float32: asked for 16 bits, a CPU would widen the weights.
     product = lax.dot_general(
         x,
