@@ -3,6 +3,7 @@
 On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
 by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
 expert to expert. Experts that nobody chose are not read in any case.
+Of quantised experts the grouped product makes floats of one layer, the others of single experts.
 """
 
 import functools
@@ -14,7 +15,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.models.activations import Activation
-from specjax.models.linear import linear, precision_of
+from specjax.models.linear import each, linear, ragged
+from specjax.models.quantised import Quantised
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ def route(
 def mix_experts(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     routing: Routing,
     activation: Activation,
@@ -74,18 +76,15 @@ def gathered(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
-    product = functools.partial(
-        jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
-    )
-    inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
+    inner = each(tokens, gate_up[layer, experts])
     hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
-    out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
+    out = each(hidden, down[layer, experts])
     return jnp.sum(out * share[..., None], axis=1)
 
 
@@ -93,8 +92,8 @@ def one_by_one(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
@@ -112,32 +111,28 @@ def one_by_one(
         is_chosen = jnp.any(experts == expert)
         return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
 
-    return lax.fori_loop(0, gate_up.shape[1], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, _count(gate_up), add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
-    _, count, width, _, inner = gate_up.shape
     chosen = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1), stable=True)
-    sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
-    product = functools.partial(
-        lax.ragged_dot,
-        group_sizes=sizes,
-        precision=precision_of(tokens.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    flat = gate_up[layer].reshape(count, width, 2 * inner)
-    projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
-    gate, up = projected[:, :inner], projected[:, inner:]
-    out = product(activation(gate) * up, down[layer]).astype(tokens.dtype)
+    which = experts.reshape(-1)[order]
+    sizes = jnp.bincount(which, length=_count(gate_up)).astype(jnp.int32)
+    projected = ragged(tokens[order // chosen], gate_up[layer], sizes, which)
+    out = ragged(activation(projected[:, 0]) * projected[:, 1], down[layer], sizes, which)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
+
+
+def _count(stack: Array | Quantised) -> int:
+    return jax.tree.leaves(stack)[0].shape[1]
