@@ -1,9 +1,10 @@
 """A mixture of routed experts (Shazeer et al., arXiv 1701.06538): each token takes its top k.
 
 On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
-by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
-expert to expert. Experts that nobody chose are not read in any case.
-Of quantised experts the grouped product makes floats of one layer, the others of single experts.
+by expert into one grouped product. A TPU, which lays the whole stack out anew to gather from it,
+takes slices one after the other instead. A CPU, which has no grouped product and gathers slowly,
+goes from expert to expert. Experts that nobody chose are not read in any case. Of quantised experts
+the grouped product makes floats of one layer, all others of single experts.
 """
 
 import functools
@@ -58,7 +59,7 @@ def mix_experts(
     share, experts = route(x, router, routing)
     tokens = x.reshape(-1, x.shape[-1])
     # A gathered weight is read, written and read again.
-    by_size = gathered if 2 * experts.size <= routing.count else grouped
+    few = 2 * experts.size <= routing.count
     mixed = lax.platform_dependent(
         tokens,
         share,
@@ -67,7 +68,8 @@ def mix_experts(
         down,
         layer,
         cpu=functools.partial(one_by_one, activation=activation),
-        default=functools.partial(by_size, activation=activation),
+        tpu=functools.partial(sliced if few else grouped, activation=activation),
+        default=functools.partial(gathered if few else grouped, activation=activation),
     )
     return mixed.reshape(x.shape).astype(x.dtype)
 
@@ -86,6 +88,28 @@ def gathered(
     hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
     out = each(hidden, down[layer, experts])
     return jnp.sum(out * share[..., None], axis=1)
+
+
+def sliced(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+) -> Float[Array, "M D"]:
+    """Each token through its own experts, one after the other."""
+    chosen = experts.shape[1]
+
+    def add(index, total):
+        token, place = index // chosen, index % chosen
+        expert, x = experts[token, place], tokens[token][None, None]
+        gate, up = jnp.moveaxis(linear(x, gate_up[layer, expert])[0], 1, 0)
+        out = linear((activation(gate) * up)[None], down[layer, expert])[0, 0]
+        return total.at[token].add(out * share[token, place])
+
+    return lax.fori_loop(0, experts.size, add, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def one_by_one(
@@ -128,8 +152,11 @@ def grouped(
     order = jnp.argsort(experts.reshape(-1), stable=True)
     which = experts.reshape(-1)[order]
     sizes = jnp.bincount(which, length=_count(gate_up)).astype(jnp.int32)
-    projected = ragged(tokens[order // chosen], gate_up[layer], sizes, which)
-    out = ragged(activation(projected[:, 0]) * projected[:, 1], down[layer], sizes, which)
+    gate, up = (
+        ragged(tokens[order // chosen], gate_up[layer][..., half, :], sizes, which)
+        for half in (0, 1)
+    )
+    out = ragged(activation(gate) * up, down[layer], sizes, which)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
 

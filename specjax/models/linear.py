@@ -48,7 +48,8 @@ def ragged(
 
     ``which`` says the same row by row.
     """
-    scales = None
+    # Else a TPU lays the whole stack that these come from out anew.
+    weights, scales = lax.optimization_barrier(weights), None
     if isinstance(weights, Quantised):
         weights, scales = weights.ungrouped(1, x.dtype)
     outputs = weights.shape[2:]

@@ -31,7 +31,7 @@ SHAPES = {
     "experts_gate_up": (2, COUNT, WIDTH, 2, INNER),
     "experts_down": (2, COUNT, INNER, WIDTH),
 }
-WAYS = (experts.gathered, experts.one_by_one, experts.grouped)
+WAYS = (experts.gathered, experts.sliced, experts.one_by_one, experts.grouped)
 # A scheme each: the families differ in their routing.
 MODELS = [("mixtral", "int8"), ("qwen3_moe", "int4")]
 
