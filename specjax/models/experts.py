@@ -7,6 +7,7 @@ expert to expert. Experts that nobody chose are not read in any case.
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +22,39 @@ from specjax.models.linear import linear, precision_of
 class Routing:
     """``count`` experts, of which each token takes ``chosen``.
 
-    ``renormalise``: the chosen probabilities are divided by their sum.
+    ``renormalise``: the chosen probabilities are divided by their sum. ``biased``: there are
+    `Biases`. ``limit`` bounds what goes into an expert's activation from above and its factor from
+    both sides, and the factor counts from -1 (gpt-oss, arXiv 2508.10925).
     """
 
     count: int
     chosen: int
     renormalise: bool = True
+    biased: bool = False
+    limit: float | None = None
+
+
+class Biases(NamedTuple):
+    """What is added to the router's product, and to the two of each expert of each layer."""
+
+    router: Float[Array, " X"] | None = None
+    gate_up: Float[Array, "Y X 2 F"] | None = None
+    down: Float[Array, "Y X D"] | None = None
+
+
+UNBIASED = Biases()
 
 
 def route(
-    x: Float[Array, "B T D"], router: Float[Array, "D X"], routing: Routing
+    x: Float[Array, "B T D"],
+    router: Float[Array, "D X"],
+    routing: Routing,
+    bias: Float[Array, " X"] | None = None,
 ) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
     """Weights, float32, and experts of each of the M = B T tokens."""
     logits = linear(x, router).astype(jnp.float32)
+    if bias is not None:
+        logits = logits + bias
     share, experts = lax.top_k(jax.nn.softmax(logits), routing.chosen)
     if routing.renormalise:
         share = share / jnp.sum(share, axis=-1, keepdims=True)
@@ -48,15 +69,17 @@ def mix_experts(
     layer: Int[Array, ""] | int,
     routing: Routing,
     activation: Activation,
+    biases: Biases = UNBIASED,
 ) -> Float[Array, "B T D"]:
     """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack.
 
     The stack comes whole: a layer taken out would be read whole for the few experts chosen of it.
     """
-    share, experts = route(x, router, routing)
+    share, experts = route(x, router, routing, biases.router)
     tokens = x.reshape(-1, x.shape[-1])
     # A gathered weight is read, written and read again.
     by_size = gathered if 2 * experts.size <= routing.count else grouped
+    settings = {"activation": activation, "biases": biases, "limit": routing.limit}
     mixed = lax.platform_dependent(
         tokens,
         share,
@@ -64,10 +87,21 @@ def mix_experts(
         gate_up,
         down,
         layer,
-        cpu=functools.partial(one_by_one, activation=activation),
-        default=functools.partial(by_size, activation=activation),
+        cpu=functools.partial(one_by_one, **settings),
+        default=functools.partial(by_size, **settings),
     )
     return mixed.reshape(x.shape).astype(x.dtype)
+
+
+def _biased(product: Array, biases: Array | None, layer, experts) -> Array:
+    return product if biases is None else product + biases[layer, experts]
+
+
+def _inner(gate: Array, up: Array, activation: Activation, limit: float | None) -> Array:
+    """What an expert's second projection takes."""
+    if limit is None:
+        return activation(gate) * up
+    return activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
 
 
 def gathered(
@@ -78,14 +112,18 @@ def gathered(
     down: Float[Array, "Y X F D"],
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
     product = functools.partial(
         jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
     )
     inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
-    hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
+    inner = _biased(inner, biases.gate_up, layer, experts)
+    hidden = _inner(inner[:, :, 0], inner[:, :, 1], activation, limit)
     out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
+    out = _biased(out, biases.down, layer, experts)
     return jnp.sum(out * share[..., None], axis=1)
 
 
@@ -97,14 +135,19 @@ def one_by_one(
     down: Float[Array, "Y X F D"],
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
         is_own = experts == expert
         weight = jnp.sum(jnp.where(is_own, share, 0.0), axis=1)
-        gate, up = jnp.moveaxis(linear(tokens[None], gate_up[layer, expert])[0], 1, 0)
-        out = linear((activation(gate) * up)[None], down[layer, expert])[0]
+        projected = linear(tokens[None], gate_up[layer, expert])[0]
+        projected = _biased(projected, biases.gate_up, layer, expert)
+        gate, up = jnp.moveaxis(projected, 1, 0)
+        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0]
+        out = _biased(out, biases.down, layer, expert)
         # What another token's expert makes of a token may be infinite.
         return total + jnp.where(jnp.any(is_own, axis=1)[:, None], out * weight[:, None], 0.0)
 
@@ -123,6 +166,8 @@ def grouped(
     down: Float[Array, "Y X F D"],
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
     _, count, width, _, inner = gate_up.shape
@@ -135,9 +180,17 @@ def grouped(
         precision=precision_of(tokens.dtype),
         preferred_element_type=jnp.float32,
     )
+
+    def of_rows(stack):
+        return stack[layer, experts.reshape(-1)[order]]
+
     flat = gate_up[layer].reshape(count, width, 2 * inner)
     projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
+    if biases.gate_up is not None:
+        projected = projected + of_rows(biases.gate_up).reshape(projected.shape)
     gate, up = projected[:, :inner], projected[:, inner:]
-    out = product(activation(gate) * up, down[layer]).astype(tokens.dtype)
+    out = product(_inner(gate, up, activation, limit), down[layer]).astype(tokens.dtype)
+    if biases.down is not None:
+        out = out + of_rows(biases.down)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
