@@ -5,6 +5,7 @@ Its experts are published in MXFP4, which is undone as they are read.
 
 from typing import Any
 
+from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.family import (
     GGUF_EXPERT_RULES,
     GGUF_NAMES,
@@ -17,7 +18,6 @@ from ckpt_convert.families.family import (
 )
 from ckpt_convert.families.gguf_config import GGUFMetadata
 from ckpt_convert.families.gguf_config import decoder_config as from_metadata
-from ckpt_convert.families.gguf_config import rope as rope_of
 from ckpt_convert.families.hf_config import (
     ORIGINAL,
     HFConfig,
@@ -93,12 +93,15 @@ def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:
 
 
 def _gguf_rope(metadata: GGUFMetadata) -> Rope:
-    theta, factor = metadata.number("rope.freq_base"), metadata.number("rope.scaling.factor")
-    if metadata.get("rope.scaling.type") != "yarn" or factor is None:
-        return rope_of(metadata, metadata.require("attention.key_length"), DEFAULTS["rope_theta"])
+    kind = metadata.get("rope.scaling.type")
+    if kind != "yarn":
+        raise ConversionError(
+            f"the GGUF metadata asks for RoPE scaling {kind!r}, which gpt-oss does not have "
+            "(supported: yarn); convert from the safetensors instead"
+        )
     scaling = {
-        "rope_theta": theta or DEFAULTS["rope_theta"],
-        "factor": factor,
+        "rope_theta": metadata.number("rope.freq_base") or DEFAULTS["rope_theta"],
+        "factor": metadata.require("rope.scaling.factor"),
         ORIGINAL: metadata.require("rope.scaling.original_context_length"),
     }
     return rope({"max_position_embeddings": metadata.require("context_length")}, ROPE | scaling)

@@ -113,6 +113,14 @@ def test_older_files_of_gemma2_leave_window_and_caps_to_the_reader(tmp_path):
     assert found.windows == (4096, None, 4096)
 
 
+def test_gpt_oss_without_its_yarn_is_refused(tmp_path):
+    config, tensors = model("gpt_oss", rope_parameters=YARN)
+    file = tmp_path / "model.gguf"
+    write_family_gguf(file, "gpt-oss", config, tensors, drop=("scaling.type",))
+    with pytest.raises(ConversionError, match="RoPE scaling None.*gpt-oss.*supported: yarn"):
+        GGUFSource(file)
+
+
 @pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_size_of_gemma_that_scales_queries_by_the_width_is_known(name, layers, tmp_path):
     """48 / 6 = 8, where heads are 16 wide."""

@@ -76,9 +76,14 @@ def test_each_way_adds_biases_and_bounds_what_it_multiplies(way):
     router, gate_up, down = _weights()
     tokens, biases, limit = jnp.asarray(_tokens(5)), _biases(), 0.5
     routing = Routing(COUNT, CHOSEN, biased=True, limit=limit)
-    share, chosen = experts.route(tokens, jnp.asarray(router), routing, biases.router)
-    stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
-    mixed = WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu, biases, limit)
+
+    @jax.jit
+    def mix(tokens, router, gate_up, down, biases):
+        share, chosen = experts.route(tokens, router, routing, biases.router)
+        stacks = gate_up[None], down[None]
+        return WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu, biases, limit)
+
+    mixed = mix(tokens, router, gate_up, down, biases)
     for place, x in enumerate(np.asarray(tokens[0], np.float64)):
         logits, expected = x @ router + np.asarray(biases.router), 0.0
         best = np.argsort(-logits)[:CHOSEN]
