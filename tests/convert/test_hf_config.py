@@ -528,6 +528,8 @@ def test_y3_angles_equal_an_independent_formula(kind, spelling):
         {"attention_factor": 1.5},
         {"mscale": 1.0, "mscale_all_dim": 0.8},
         {"original_max_position_embeddings": 16},
+        {"truncate": False},
+        {"truncate": None},
     ],
 )
 def test_y3_yarn_equals_transformers(changes):

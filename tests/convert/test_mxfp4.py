@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from convert.test_families import from_hf, model
 from convert.tiny_checkpoints import write_hf
+from models.hugging_face import tokens, transformers_logits
 from safetensors.numpy import load_file
 
 from ckpt_convert import ConversionError, convert, export, load, mxfp4
+from specjax.models.decoder import DecoderTarget
 
 pytestmark = pytest.mark.fast
 
 EXPERTS = ("gate_up_proj", "down_proj")
+PACKED = ("_blocks", "_scales")
 METHOD = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
 
@@ -48,17 +51,6 @@ def test_every_code_and_every_scale():
     np.testing.assert_array_equal(found.astype(np.float64), decoded(blocks, scales))
 
 
-@pytest.mark.torch
-def test_transformers_decodes_them_alike():
-    import torch
-    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-    blocks, scales = packed(np.random.default_rng(0), (3, 64, 20))
-    expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))
-    found = mxfp4.dequantise("x", blocks, scales)
-    np.testing.assert_array_equal(found.astype(np.float32), expected.float().numpy())
-
-
 def in_mxfp4():
     """A tiny model, its tensors with packed experts, and those with plain ones instead."""
     config, tensors = model("gpt_oss", hidden_size=64, intermediate_size=32)
@@ -86,6 +78,29 @@ def test_packed_experts_are_read_as_plain_ones_and_exported_so(tmp_path):
     assert "quantization_config" not in json.loads(
         (tmp_path / "exported" / "config.json").read_text()
     )
+
+
+@pytest.mark.torch
+def test_transformers_reads_the_same_model(tmp_path):
+    import torch
+    import transformers
+
+    config, held, _ = in_mxfp4()
+    held = {name: value if name.endswith(PACKED) else value / 4 for name, value in held.items()}
+    write_hf(tmp_path / "source", config, held)
+    there = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "source",
+        attn_implementation="eager",
+        dtype=torch.float32,
+        quantization_config=transformers.Mxfp4Config(dequantize=True),
+    ).eval()
+    convert(tmp_path / "source", tmp_path / "converted", dtype="float32")
+    checkpoint, ids = load(tmp_path / "converted"), tokens(6)
+    target = DecoderTarget(checkpoint.config)
+    logits = jax.jit(target)(checkpoint.params, ids, None, target.init_cache(*ids.shape)).logits
+    expected = transformers_logits(there, ids)
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def _without_scales(name, held):
