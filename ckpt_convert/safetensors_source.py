@@ -70,15 +70,25 @@ class StoredTensor:
     start: int
     size: int
 
-    def read(self) -> np.ndarray:
-        dtype = STORED[self.dtype]
-        count = self.size // dtype.itemsize
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        shape, start, size = rows_of(self.shape, self.size, rows)
         # Not memory-mapped: mapped pages would count towards the process beside the parameters.
         # bfloat16 has no number in NumPy's files, so the bytes are read and viewed.
-        raw = np.fromfile(self.file, np.uint8, count * dtype.itemsize, offset=self.start)
-        if raw.nbytes != self.size:
+        raw = np.fromfile(self.file, np.uint8, size, offset=self.start + start)
+        if raw.nbytes != size:
             raise ConversionError(f"{self.file} is truncated; fetch it again")
-        return raw.view(dtype).reshape(self.shape)
+        return raw.view(STORED[self.dtype]).reshape(shape)
+
+
+def rows_of(
+    shape: tuple[int, ...], size: int, rows: slice | None
+) -> tuple[tuple[int, ...], int, int]:
+    """Of some rows of a tensor of ``size`` bytes: their shape, where they start, their bytes."""
+    if rows is None:
+        return shape, 0, size
+    first, last, _ = rows.indices(shape[0])
+    of_one = size // shape[0]
+    return (last - first, *shape[1:]), first * of_one, (last - first) * of_one
 
 
 class SafetensorsSource:
@@ -145,16 +155,17 @@ class SafetensorsSource:
             return f"{name} is FP8 without a scale; fetch the whole model"
         return None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         if self.tensors[name].dtype == mxfp4.KIND:
-            parts = (self._stored[name + end].read() for end in (mxfp4.BLOCKS, mxfp4.SCALES))
+            parts = (self._stored[name + end].read(rows) for end in (mxfp4.BLOCKS, mxfp4.SCALES))
             return mxfp4.dequantise(name, *parts)
-        values = self._stored[name].read()
         if self._stored[name].dtype not in quantised_source.FP8:
-            return values
+            return self._stored[name].read(rows)
         scale = quantised_source.scale_name(name, self._stored)
         assert scale is not None  # `fault_of` says so before
-        return quantised_source.dequantise(values, self._stored[scale].read(), self._block)
+        values = self._stored[name].read()
+        whole = quantised_source.dequantise(values, self._stored[scale].read(), self._block)
+        return whole if rows is None else whole[rows]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return _contents(self.folder, TOKENIZER_FILES)

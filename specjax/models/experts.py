@@ -1,8 +1,10 @@
 """A mixture of routed experts (Shazeer et al., arXiv 1701.06538): each token takes its top k.
 
 On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
-by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
-expert to expert. Experts that nobody chose are not read in any case.
+by expert into one grouped product. A TPU, which lays the whole stack out anew to gather from it,
+takes slices one after the other instead. A CPU, which has no grouped product and gathers slowly,
+goes from expert to expert. Experts that nobody chose are not read in any case. Of quantised experts
+the grouped product makes floats of one layer, all others of single experts.
 """
 
 import functools
@@ -15,7 +17,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.models.activations import Activation
-from specjax.models.linear import linear, precision_of
+from specjax.models.linear import each, linear, ragged
+from specjax.models.quantised import Quantised
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ def route(
 def mix_experts(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     routing: Routing,
     activation: Activation,
@@ -78,7 +81,7 @@ def mix_experts(
     share, experts = route(x, router, routing, biases.router)
     tokens = x.reshape(-1, x.shape[-1])
     # A gathered weight is read, written and read again.
-    by_size = gathered if 2 * experts.size <= routing.count else grouped
+    few = 2 * experts.size <= routing.count
     settings = {"activation": activation, "biases": biases, "limit": routing.limit}
     mixed = lax.platform_dependent(
         tokens,
@@ -88,7 +91,8 @@ def mix_experts(
         down,
         layer,
         cpu=functools.partial(one_by_one, **settings),
-        default=functools.partial(by_size, **settings),
+        tpu=functools.partial(sliced if few else grouped, **settings),
+        default=functools.partial(gathered if few else grouped, **settings),
     )
     return mixed.reshape(x.shape).astype(x.dtype)
 
@@ -108,31 +112,52 @@ def gathered(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
     biases: Biases = UNBIASED,
     limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
-    product = functools.partial(
-        jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
-    )
-    inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
-    inner = _biased(inner, biases.gate_up, layer, experts)
+    inner = _biased(each(tokens, gate_up[layer, experts]), biases.gate_up, layer, experts)
     hidden = _inner(inner[:, :, 0], inner[:, :, 1], activation, limit)
-    out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
-    out = _biased(out, biases.down, layer, experts)
+    out = _biased(each(hidden, down[layer, experts]), biases.down, layer, experts)
     return jnp.sum(out * share[..., None], axis=1)
+
+
+def sliced(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
+) -> Float[Array, "M D"]:
+    """Each token through its own experts, one after the other."""
+    chosen = experts.shape[1]
+
+    def add(index, total):
+        token, place = index // chosen, index % chosen
+        expert, x = experts[token, place], tokens[token][None, None]
+        projected = linear(x, gate_up[layer, expert])[0]
+        gate, up = jnp.moveaxis(_biased(projected, biases.gate_up, layer, expert), 1, 0)
+        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0, 0]
+        out = _biased(out, biases.down, layer, expert)
+        return total.at[token].add(out * share[token, place])
+
+    return lax.fori_loop(0, experts.size, add, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def one_by_one(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
     biases: Biases = UNBIASED,
@@ -155,42 +180,36 @@ def one_by_one(
         is_chosen = jnp.any(experts == expert)
         return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
 
-    return lax.fori_loop(0, gate_up.shape[1], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, _count(gate_up), add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
     biases: Biases = UNBIASED,
     limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
-    _, count, width, _, inner = gate_up.shape
     chosen = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1), stable=True)
-    sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
-    product = functools.partial(
-        lax.ragged_dot,
-        group_sizes=sizes,
-        precision=precision_of(tokens.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    which = experts.reshape(-1)[order]
+    sizes = jnp.bincount(which, length=_count(gate_up)).astype(jnp.int32)
 
-    def of_rows(stack):
-        return stack[layer, experts.reshape(-1)[order]]
+    def projected(half):
+        product = ragged(tokens[order // chosen], gate_up[layer][..., half, :], sizes, which)
+        added = None if biases.gate_up is None else biases.gate_up[:, :, half]
+        return _biased(product, added, layer, which)
 
-    flat = gate_up[layer].reshape(count, width, 2 * inner)
-    projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
-    if biases.gate_up is not None:
-        projected = projected + of_rows(biases.gate_up).reshape(projected.shape)
-    gate, up = projected[:, :inner], projected[:, inner:]
-    out = product(_inner(gate, up, activation, limit), down[layer]).astype(tokens.dtype)
-    if biases.down is not None:
-        out = out + of_rows(biases.down)
+    hidden = _inner(projected(0), projected(1), activation, limit)
+    out = _biased(ragged(hidden, down[layer], sizes, which), biases.down, layer, which)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
+
+
+def _count(stack: Array | Quantised) -> int:
+    return jax.tree.leaves(stack)[0].shape[1]

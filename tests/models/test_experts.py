@@ -9,7 +9,12 @@ from specjax.models import experts
 from specjax.models.experts import Biases, Routing
 
 COUNT, CHOSEN, WIDTH, INNER = 6, 2, 12, 8
-WAYS = {"gathered": experts.gathered, "one_by_one": experts.one_by_one, "grouped": experts.grouped}
+WAYS = {
+    "gathered": experts.gathered,
+    "sliced": experts.sliced,
+    "one_by_one": experts.one_by_one,
+    "grouped": experts.grouped,
+}
 
 
 def _weights(seed=0):
@@ -103,7 +108,7 @@ def test_equally_likely_experts_are_taken_in_order():
     np.testing.assert_allclose(share, 0.5)
 
 
-@pytest.mark.parametrize("way", ["gathered", "one_by_one"])
+@pytest.mark.parametrize("way", ["gathered", "sliced", "one_by_one"])
 def test_experts_that_nobody_chose_are_not_read(way):
     """Their weights may be anything."""
     router, gate_up, down = _weights()
