@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from ckpt_convert import quantised_source
+from ckpt_convert import mxfp4, quantised_source
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
@@ -95,7 +95,7 @@ class SafetensorsSource:
     """Reads a Hugging Face folder tensor by tensor.
 
     Raises ``ConversionError`` for a folder that is not a checkpoint, an unknown architecture, a
-    missing or truncated file and weights quantised otherwise than to FP8.
+    missing or truncated file and weights quantised otherwise than to FP8 or MXFP4.
     """
 
     def __init__(self, folder: Path):
@@ -114,9 +114,10 @@ class SafetensorsSource:
         self._block = quantised_source.block_shape(config)
         if any(stored.dtype in quantised_source.FP8 for stored in self._stored.values()):
             self.ignored += quantised_source.IGNORED_SCALES
-        self.tensors = {
+        self._infos = {
             name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()
         }
+        self.tensors = mxfp4.joined(self._infos)
         generation = _optional_json(folder / "generation_config.json")
         self.eos_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
         bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")))
@@ -127,7 +128,7 @@ class SafetensorsSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the matrices; FP8 ones become what the others are, bfloat16 where there are none."""
+        """Of the matrices; those of fewer bits become what the others are, else bfloat16."""
         scales = tuple(quantised_source.SCALES)
         found = [
             DTYPES[info.dtype]
@@ -142,9 +143,11 @@ class SafetensorsSource:
         return [self.folder / "config.json", *sorted(weights)]
 
     def fault_of(self, name: str) -> str | None:
-        kind = self._stored[name].dtype
+        kind = self.tensors[name].dtype
         if kind in DTYPES:
             return None
+        if kind == mxfp4.KIND:
+            return mxfp4.fault_of(name, self._infos)
         if kind not in quantised_source.FP8:
             known = ", ".join([*DTYPES, *quantised_source.FP8])
             return f"{name} is of type {kind}, which is not supported (supported: {known})"
@@ -153,6 +156,9 @@ class SafetensorsSource:
         return None
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        if self.tensors[name].dtype == mxfp4.KIND:
+            parts = (self._stored[name + end].read(rows) for end in (mxfp4.BLOCKS, mxfp4.SCALES))
+            return mxfp4.dequantise(name, *parts)
         if self._stored[name].dtype not in quantised_source.FP8:
             return self._stored[name].read(rows)
         scale = quantised_source.scale_name(name, self._stored)

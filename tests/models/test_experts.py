@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.models import experts
-from specjax.models.experts import Routing
+from specjax.models.experts import Biases, Routing
 
 COUNT, CHOSEN, WIDTH, INNER = 6, 2, 12, 8
 WAYS = {
@@ -25,6 +25,12 @@ def _weights(seed=0):
 
 def _tokens(count, seed=1):
     return np.random.default_rng(seed).normal(size=(1, count, WIDTH)).astype(np.float32)
+
+
+def _biases(seed=2):
+    rng = np.random.default_rng(seed)
+    shapes = ((COUNT,), (1, COUNT, 2, INNER), (1, COUNT, WIDTH))
+    return Biases(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes))
 
 
 def _oracle(tokens, router, gate_up, down, renormalise):
@@ -68,6 +74,30 @@ def test_each_way_gives_the_same_sum(way):
     args = (jnp.asarray(tokens[0]), share, chosen, *stacks, 0)
     mixed = jax.jit(WAYS[way], static_argnums=6)(*args, jax.nn.silu)
     np.testing.assert_allclose(mixed, _oracle(tokens, router, gate_up, down, True)[0], atol=2e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_adds_biases_and_bounds_what_it_multiplies(way):
+    router, gate_up, down = _weights()
+    tokens, biases, limit = jnp.asarray(_tokens(5)), _biases(), 0.5
+    routing = Routing(COUNT, CHOSEN, biased=True, limit=limit)
+
+    @jax.jit
+    def mix(tokens, router, gate_up, down, biases):
+        share, chosen = experts.route(tokens, router, routing, biases.router)
+        stacks = gate_up[None], down[None]
+        return WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu, biases, limit)
+
+    mixed = mix(tokens, router, gate_up, down, biases)
+    for place, x in enumerate(np.asarray(tokens[0], np.float64)):
+        logits, expected = x @ router + np.asarray(biases.router), 0.0
+        best = np.argsort(-logits)[:CHOSEN]
+        for expert, part in zip(best, np.exp(logits[best]), strict=True):
+            gate, up = np.einsum("d,dpf->pf", x, gate_up[expert]) + biases.gate_up[0, expert]
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+            out = (up + 1) * gate / (1 + np.exp(-gate)) @ down[expert] + biases.down[0, expert]
+            expected += out * part / np.exp(logits[best]).sum()
+        np.testing.assert_allclose(mixed[place], expected, atol=2e-5)
 
 
 def test_equally_likely_experts_are_taken_in_order():
