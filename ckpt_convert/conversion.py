@@ -213,10 +213,10 @@ def _stored_dtype(dtype: str) -> np.dtype | None:
     return STORED_DTYPES.get(dtype)
 
 
-def _read(reader: Source) -> Callable[[str], np.ndarray]:
-    def read(name: str) -> np.ndarray:
+def _read(reader: Source) -> Callable[..., np.ndarray]:
+    def read(name: str, rows: slice | None = None) -> np.ndarray:
         try:
-            return reader.read(name)
+            return reader.read(name, rows)
         except OSError as fault:
             raise ConversionError(
                 f"{name} cannot be read: {fault.strerror}; check the disk that holds the source"

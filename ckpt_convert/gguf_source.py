@@ -10,7 +10,7 @@ from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, gguf_family
 from ckpt_convert.families.gguf_config import ROPE_TENSORS, GGUFMetadata
 from ckpt_convert.gguf_tokenizer import tokenizer_files
-from ckpt_convert.safetensors_source import DTYPES, promote, understood
+from ckpt_convert.safetensors_source import DTYPES, promote, rows_of, understood
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
 
 MAGIC = b"GGUF"
@@ -81,15 +81,15 @@ class GGUFSource:
             "another quantisation"
         )
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         import gguf
 
         tensor = self._stored[name]
+        shape, start, size = rows_of(_shape(tensor), int(tensor.n_bytes), rows)
         # Read, not mapped: see StoredTensor.read.
-        raw = np.fromfile(self.file, np.uint8, tensor.n_bytes, offset=tensor.data_offset)
-        if raw.nbytes != tensor.n_bytes:
+        raw = np.fromfile(self.file, np.uint8, size, offset=tensor.data_offset + start)
+        if raw.nbytes != size:
             raise ConversionError(f"{self.file} is truncated; fetch it again")
-        shape = _shape(tensor)
         kind = tensor.tensor_type.name
         if kind in EXACT:
             return raw.view(DTYPES[kind]).reshape(shape)

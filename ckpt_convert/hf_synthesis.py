@@ -59,6 +59,7 @@ def _rope(rope: Rope | None) -> dict[str, Any]:
             "attention_factor": rope.attention_factor,
             "beta_fast": rope.beta_fast,
             "beta_slow": rope.beta_slow,
+            "truncate": rope.truncate,
         },
         "longrope": {
             "short_factor": list(rope.short_factors),
@@ -122,6 +123,16 @@ def _qwen3_moe(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(config: DecoderConfig) -> dict[str, Any]:
+    experts = config.experts
+    assert experts is not None
+    return _llama(config) | {
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "swiglu_limit": experts.limit,
+    }
+
+
 def _gpt2(config: DecoderConfig) -> dict[str, Any]:
     return {
         "n_embd": config.hidden_size,
@@ -138,6 +149,7 @@ OWN: dict[str, Callable[[DecoderConfig], dict[str, Any]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
+    "gpt_oss": _gpt_oss,
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
 }

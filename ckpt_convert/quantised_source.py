@@ -1,4 +1,4 @@
-"""Quantised safetensors: FP8 is undone tensor by tensor, anything else is refused by name.
+"""Quantised safetensors: FP8 is undone tensor by tensor; all but it and MXFP4 is refused by name.
 
 FP8 checkpoints hold E4M3 numbers and beside each matrix ``X.weight`` a float scale: one a block of
 128 x 128 (``X.weight_scale_inv``, DeepSeek-V3, arXiv 2412.19437), or one a matrix or a row
@@ -36,17 +36,17 @@ _TRACES = {
 
 
 def refuse_unreadable(config: Mapping[str, Any], tensors: Iterable[str]) -> None:
-    """Raise for quantised weights other than FP8, by the method's name."""
+    """Raise for quantised weights other than FP8 and MXFP4, by the method's name."""
     settings = config.get("quantization_config") or config.get("compression_config") or {}
     if not isinstance(settings, Mapping):
         raise ConversionError("config.json's quantization_config is no object; fetch it again")
     method = _method(settings)
     if method is None:
         method = next((m for m, mark in _TRACES.items() if _any_matches(mark, tensors)), None)
-    if method is not None and not _is_fp8(settings):
+    if method not in (None, "mxfp4") and not _is_fp8(settings):
         raise ConversionError(
-            f"the weights are quantised by {method}, which is not supported (supported: FP8 with "
-            "scales); take the model's unquantised checkpoint, or a GGUF file of it"
+            f"the weights are quantised by {method}, which is not supported (supported: FP8 and "
+            "MXFP4 with scales); take the model's unquantised checkpoint, or a GGUF file of it"
         )
 
 

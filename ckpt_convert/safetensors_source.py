@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from ckpt_convert import quantised_source
+from ckpt_convert import mxfp4, quantised_source
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import Ignored, TensorInfo, TensorRule
@@ -70,22 +70,32 @@ class StoredTensor:
     start: int
     size: int
 
-    def read(self) -> np.ndarray:
-        dtype = STORED[self.dtype]
-        count = self.size // dtype.itemsize
+    def read(self, rows: slice | None = None) -> np.ndarray:
+        shape, start, size = rows_of(self.shape, self.size, rows)
         # Not memory-mapped: mapped pages would count towards the process beside the parameters.
         # bfloat16 has no number in NumPy's files, so the bytes are read and viewed.
-        raw = np.fromfile(self.file, np.uint8, count * dtype.itemsize, offset=self.start)
-        if raw.nbytes != self.size:
+        raw = np.fromfile(self.file, np.uint8, size, offset=self.start + start)
+        if raw.nbytes != size:
             raise ConversionError(f"{self.file} is truncated; fetch it again")
-        return raw.view(dtype).reshape(self.shape)
+        return raw.view(STORED[self.dtype]).reshape(shape)
+
+
+def rows_of(
+    shape: tuple[int, ...], size: int, rows: slice | None
+) -> tuple[tuple[int, ...], int, int]:
+    """Of some rows of a tensor of ``size`` bytes: their shape, where they start, their bytes."""
+    if rows is None:
+        return shape, 0, size
+    first, last, _ = rows.indices(shape[0])
+    of_one = size // shape[0]
+    return (last - first, *shape[1:]), first * of_one, (last - first) * of_one
 
 
 class SafetensorsSource:
     """Reads a Hugging Face folder tensor by tensor.
 
     Raises ``ConversionError`` for a folder that is not a checkpoint, an unknown architecture, a
-    missing or truncated file and weights quantised otherwise than to FP8.
+    missing or truncated file and weights quantised otherwise than to FP8 or MXFP4.
     """
 
     def __init__(self, folder: Path):
@@ -104,9 +114,10 @@ class SafetensorsSource:
         self._block = quantised_source.block_shape(config)
         if any(stored.dtype in quantised_source.FP8 for stored in self._stored.values()):
             self.ignored += quantised_source.IGNORED_SCALES
-        self.tensors = {
+        self._infos = {
             name: TensorInfo(stored.shape, stored.dtype) for name, stored in self._stored.items()
         }
+        self.tensors = mxfp4.joined(self._infos)
         generation = _optional_json(folder / "generation_config.json")
         self.eos_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
         bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")))
@@ -117,7 +128,7 @@ class SafetensorsSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the matrices; FP8 ones become what the others are, bfloat16 where there are none."""
+        """Of the matrices; those of fewer bits become what the others are, else bfloat16."""
         scales = tuple(quantised_source.SCALES)
         found = [
             DTYPES[info.dtype]
@@ -132,9 +143,11 @@ class SafetensorsSource:
         return [self.folder / "config.json", *sorted(weights)]
 
     def fault_of(self, name: str) -> str | None:
-        kind = self._stored[name].dtype
+        kind = self.tensors[name].dtype
         if kind in DTYPES:
             return None
+        if kind == mxfp4.KIND:
+            return mxfp4.fault_of(name, self._infos)
         if kind not in quantised_source.FP8:
             known = ", ".join([*DTYPES, *quantised_source.FP8])
             return f"{name} is of type {kind}, which is not supported (supported: {known})"
@@ -142,13 +155,17 @@ class SafetensorsSource:
             return f"{name} is FP8 without a scale; fetch the whole model"
         return None
 
-    def read(self, name: str) -> np.ndarray:
-        values = self._stored[name].read()
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        if self.tensors[name].dtype == mxfp4.KIND:
+            parts = (self._stored[name + end].read(rows) for end in (mxfp4.BLOCKS, mxfp4.SCALES))
+            return mxfp4.dequantise(name, *parts)
         if self._stored[name].dtype not in quantised_source.FP8:
-            return values
+            return self._stored[name].read(rows)
         scale = quantised_source.scale_name(name, self._stored)
         assert scale is not None  # `fault_of` says so before
-        return quantised_source.dequantise(values, self._stored[scale].read(), self._block)
+        values = self._stored[name].read()
+        whole = quantised_source.dequantise(values, self._stored[scale].read(), self._block)
+        return whole if rows is None else whole[rows]
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return _contents(self.folder, TOKENIZER_FILES)

@@ -48,8 +48,8 @@ class Source(Protocol):
         """Why this tensor cannot be read, known before it is; None where it can."""
         ...
 
-    def read(self, name: str) -> np.ndarray:
-        """The tensor's values, dequantised where they were quantised."""
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """The tensor's values, dequantised where they were quantised; of some ``rows`` only."""
         ...
 
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -74,6 +74,12 @@ class TensorRule:
         own = tuple(math.prod(sizes[letter] for letter in group) for group in source)
         return (sum(self._block_sizes(config)), *own[1:]) if self.blocks else own
 
+    @property
+    def is_straight(self) -> bool:
+        """True where the parameter's rows are the source's, and some can be had without others."""
+        left, right = parse_turn(self.turn)
+        return left == right and not self.blocks
+
     def apply(self, tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
         """What the rule's part of the parameter holds, from the whole source tensor."""
         if self.blocks:
@@ -82,7 +88,7 @@ class TensorRule:
             tensor = tensor[start : start + sizes[self.block]]
         if self.add:
             tensor = tensor.astype(np.float32) + np.float32(self.add)
-        return turn(tensor, self.turn, letter_sizes(config))
+        return tensor if self.is_straight else turn(tensor, self.turn, letter_sizes(config))
 
     def undo(self, values: np.ndarray, config: DecoderConfig) -> np.ndarray:
         """The inverse of `apply`: of a fused source tensor, this rule's block."""
@@ -246,15 +252,24 @@ def place(
     Raises ``ConversionError`` where a finite value would become infinite in ``dtype``.
     """
     params = _allocate(parameter_shapes(config), dtype)
+    fill_all(read, placements, config, lambda one: leaf(params, one.rule.path)[one.index])
+    return params
+
+
+def fill_all(
+    read: Callable[[str], np.ndarray],
+    placements: Iterable[Placement],
+    config: DecoderConfig,
+    target: Callable[[Placement], np.ndarray],
+) -> None:
+    """Read the tensors one by one, each into the arrays that ``target`` has for its placements."""
     name, tensor = "", np.empty(0)
     for placement in placements:
         if placement.name != name:  # the parts of a fused one come one after the other
             del tensor
             name, tensor = placement.name, read(placement.name)
         rule = placement.rule
-        target = leaf(params, rule.path)[placement.index]
-        fill(target, rule.part(config), rule.apply(tensor, config), name)
-    return params
+        fill(target(placement), rule.part(config), rule.apply(tensor, config), name)
 
 
 def _allocate(shapes: Any, dtype: np.dtype) -> Any:

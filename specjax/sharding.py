@@ -100,8 +100,10 @@ def tpu_layout(axes: tuple[str, ...]) -> Layout | None:
 
     A TPU tiles the last two axes, which should be long: the contracted one and the last. Fused
     projections, which stand between these, come before both. Groups of int4 weights it multiplies
-    side by side, their members before them.
+    side by side, their members before them; not so experts', of which it takes slices.
     """
+    if "member" in axes and "experts" in axes:
+        return Layout(tuple(range(len(axes))))
     if "member" in axes:
         member = axes.index("member")
         return Layout((*range(member - 1), member, member - 1, *range(member + 1, len(axes))))

@@ -1,6 +1,7 @@
 """Quantised weights stay integers in memory: read off the compiled programs, for CPU and TPU."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 
 from specjax.models import DecoderConfig, DecoderTarget
+from specjax.models.experts import Routing
 from specjax.models.quantised import SCHEMES, held
 from specjax.sharding import parameter_formats, replicated, row_shardings
 from specjax.testing import hlo
@@ -26,6 +28,17 @@ CONFIG = DecoderConfig(
 )
 FLOATS = 4 * CONFIG.num_layers * CONFIG.hidden_size * CONFIG.intermediate_size * 2
 SLOTS = 64
+# So large that a TPU keeps no layer's experts on the chip.
+ROUTED = replace(
+    CONFIG,
+    vocab_size=512,
+    hidden_size=1024,
+    intermediate_size=2048,
+    num_layers=2,
+    experts=Routing(8, 2),
+)
+# One projection of all experts of a layer, in bfloat16.
+ROUTED_FLOATS = 2 * 8 * ROUTED.hidden_size * ROUTED.intermediate_size
 
 
 def rounds(target):
@@ -51,6 +64,12 @@ def arguments(target, width):
         jax.ShapeDtypeStruct((1, width), jnp.int32),
         jax.ShapeDtypeStruct((), jnp.int32),
     )
+
+
+def test_on_a_cpu_single_experts_become_floats():
+    target = DecoderTarget(ROUTED, quantization="int4")
+    compiled = rounds(target).lower(*arguments(target, 6)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < ROUTED_FLOATS
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -80,31 +99,44 @@ def big_floats(compiled) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [1, 6])
-def test_a_tpu_reads_int4_from_memory_and_int8_for_the_head(width, absent_tpu):
+def on_a_tpu(target, width, devices):
+    """The program compiled for one of these, with parameters laid out as they would be."""
     mesh = Mesh(
-        np.array(absent_tpu("v5e:2x2")[:1]).reshape(1, 1),
+        np.array(devices[:1]).reshape(1, 1),
         ("data", "model"),
         axis_types=(AxisType.Auto, AxisType.Auto),
     )
+    params, cache, tokens, steps = arguments(target, width)
+    params = jax.eval_shape(lambda params: held(params, "tpu"), params)
+    cache_places = row_shardings(mesh, cache)
+    placed = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        (params, cache, tokens, steps),
+        (
+            parameter_formats(mesh, target.parameter_axes(), params),
+            cache_places,
+            replicated(mesh),
+            replicated(mesh),
+        ),
+    )
+    return rounds(target).trace(*placed).lower(lowering_platforms=("tpu",)).compile()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1, None), (6, "int4")])
+def test_a_tpu_lays_no_stack_of_experts_out_anew(width, scheme, absent_tpu):
+    """A few tokens take slices; for many, floats of one layer are made."""
+    target = DecoderTarget(ROUTED, dtype="bfloat16", quantization=scheme)
+    compiled = on_a_tpu(target, width, absent_tpu("v5e:2x2"))
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**21
+    assert [str(moved) for moved in hlo.read(compiled).moves(2.0**20, 0)] == []
+
+
+@pytest.mark.parametrize("width", [1, 6])
+def test_a_tpu_reads_int4_from_memory_and_int8_for_the_head(width, absent_tpu):
     taken = {}
     for scheme in (None, "int4"):
         target = DecoderTarget(CONFIG, dtype="bfloat16", quantization=scheme)
-        params, cache, tokens, steps = arguments(target, width)
-        params = jax.eval_shape(lambda params: held(params, "tpu"), params)
-        cache_places = row_shardings(mesh, cache)
-        placed = jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-            (params, cache, tokens, steps),
-            (
-                parameter_formats(mesh, target.parameter_axes(), params),
-                cache_places,
-                replicated(mesh),
-                replicated(mesh),
-            ),
-        )
-        lowered = rounds(target).trace(*placed).lower(lowering_platforms=("tpu",))
-        compiled = lowered.compile()
+        compiled = on_a_tpu(target, width, absent_tpu("v5e:2x2"))
         taken[scheme] = compiled.memory_analysis().argument_size_in_bytes
         if scheme is not None:
             assert compiled.memory_analysis().temp_size_in_bytes < 2**20

@@ -9,6 +9,7 @@ from ckpt_convert.families.family import Family as Family
 from ckpt_convert.families.gemma2 import GEMMA2
 from ckpt_convert.families.gemma3 import GEMMA3
 from ckpt_convert.families.gpt2 import GPT2
+from ckpt_convert.families.gpt_oss import GPT_OSS
 from ckpt_convert.families.llama import LLAMA
 from ckpt_convert.families.mistral import MISTRAL
 from ckpt_convert.families.mixtral import MIXTRAL
@@ -32,6 +33,7 @@ FAMILIES = (
     SMOLLM3,
     OLMO2,
     GPT2,
+    GPT_OSS,
 )
 
 

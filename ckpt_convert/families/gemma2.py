@@ -20,12 +20,14 @@ from ckpt_convert.families.hf_config import (
     decoder_config,
     every,
     refuse,
+    required,
     windows,
 )
 from specjax.models.decoder import DecoderConfig
 
 DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
@@ -54,7 +56,7 @@ def gemma(settings: HFConfig) -> dict[str, Any]:
         },
     )
     return GEMMA | {
-        "embedding_scale": settings["hidden_size"] ** 0.5,
+        "embedding_scale": required(settings, "hidden_size") ** 0.5,
         "attention_scale": settings["query_pre_attn_scalar"] ** -0.5,
         "attention_softcap": settings.get("attn_logit_softcapping"),
         "logit_softcap": settings.get("final_logit_softcapping"),

@@ -35,7 +35,10 @@ def refuse(config: HFConfig, unsupported: Mapping[str, tuple[Any, ...]]) -> None
 def decoder_config(
     config: HFConfig, *, partial_rotary: bool = False, **family: Any
 ) -> DecoderConfig:
-    """The fields that most families spell alike, and ``family``'s own on top."""
+    """The fields that most families spell alike, and ``family``'s own on top.
+
+    What ``config`` lacks has the default of most classes; a family's own are in its ``DEFAULTS``.
+    """
     if "activation" not in family:
         refuse(config, SILU)
     refuse(config, {"mlp_bias": (False, None)})
@@ -44,7 +47,6 @@ def decoder_config(
     shared = {
         "vocab_size": required(config, "vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": required(config, "intermediate_size"),
         "num_layers": required(config, "num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
@@ -53,6 +55,8 @@ def decoder_config(
         "rms_norm_eps": config.get("rms_norm_eps") or 1e-6,
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
+    if "intermediate_size" not in family:
+        shared["intermediate_size"] = required(config, "intermediate_size")
     if "rope" not in family:
         shared["rope"] = rope(config)
     made = DecoderConfig(**(shared | family))
@@ -134,7 +138,6 @@ def rope_settings(config: HFConfig) -> dict[str, Any]:
 
 
 def _yarn(config: HFConfig, settings: HFConfig) -> dict[str, Any]:
-    refuse(settings, {"truncate": (True, None)})
     longest = required(config, "max_position_embeddings")
     original = settings.get(ORIGINAL) or config.get(ORIGINAL) or longest
     factor = settings.get("factor") or longest / original
@@ -145,6 +148,7 @@ def _yarn(config: HFConfig, settings: HFConfig) -> dict[str, Any]:
         "attention_factor": float(attention),
         "beta_fast": float(settings.get("beta_fast") or 32),
         "beta_slow": float(settings.get("beta_slow") or 1),
+        "truncate": bool(settings.get("truncate", True)),
     }
 
 
@@ -159,7 +163,7 @@ def _yarn_attention_factor(settings: HFConfig, factor: float) -> float:
 
 
 def _longrope(config: HFConfig, settings: HFConfig) -> dict[str, Any]:
-    original = settings.get(ORIGINAL) or config.get(ORIGINAL)
+    original = config.get(ORIGINAL) or settings.get(ORIGINAL)
     if original is None:
         raise ConversionError(f"config.json's RoPE of type 'longrope' has no {ORIGINAL!r}")
     factor = settings.get("factor") or required(config, "max_position_embeddings") / original
@@ -196,6 +200,11 @@ def _setting(settings: HFConfig, kind: str, key: str) -> float:
     if settings.get(key) is None:
         raise ConversionError(f"config.json's RoPE of type {kind!r} has no {key!r}")
     return float(settings[key])
+
+
+def expert_count(config: HFConfig) -> int:
+    """How many experts a layer has, under either name."""
+    return required(config, "num_experts" if "num_experts" in config else "num_local_experts")
 
 
 def layer_types(config: HFConfig, first: int = 0) -> list[str]:

@@ -1,5 +1,7 @@
 """OLMo 2: norms after attention and MLP and none before, and over all heads' queries and keys."""
 
+from typing import Any
+
 from ckpt_convert.families.family import (
     GGUF_POST_NORM_NAMES,
     HF_RULES,
@@ -14,12 +16,13 @@ from ckpt_convert.families.gguf_config import decoder_config as from_metadata
 from ckpt_convert.families.hf_config import UNBIASED, HFConfig, decoder_config, refuse
 from specjax.models.decoder import DecoderConfig
 
+DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-5}
 NORMS = {"norm": "rms_float32", "pre_norm": False, "post_norm": True, "whole_qk_norm": True}
 
 
 def from_hf(config: HFConfig) -> DecoderConfig:
     refuse(config, UNBIASED)
-    return decoder_config(config, **NORMS)
+    return decoder_config(DEFAULTS | dict(config), **NORMS)
 
 
 def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:

@@ -1,5 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, and LongRoPE for long contexts."""
 
+from typing import Any
+
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.family import (
     GGUF_NAMES,
@@ -13,6 +15,7 @@ from ckpt_convert.families.family import (
 from ckpt_convert.families.gguf_config import GGUFMetadata
 from ckpt_convert.families.gguf_config import decoder_config as from_metadata
 from ckpt_convert.families.hf_config import (
+    ORIGINAL,
     UNBIASED,
     HFConfig,
     decoder_config,
@@ -23,11 +26,14 @@ from ckpt_convert.families.hf_config import (
 from ckpt_convert.tensors import KEY, QUERY, VALUE
 from specjax.models.decoder import DecoderConfig
 
+DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-5, ORIGINAL: 4096}
+
 
 def from_hf(config: HFConfig) -> DecoderConfig:
     refuse(config, UNBIASED)
-    kept = windows(config, config.get("sliding_window"))
-    return decoder_config(_with_longrope(config), partial_rotary=True, windows=kept)
+    settings = DEFAULTS | dict(config)
+    kept = windows(settings, settings.get("sliding_window"))
+    return decoder_config(_with_longrope(settings), partial_rotary=True, windows=kept)
 
 
 def _with_longrope(config: HFConfig) -> HFConfig:

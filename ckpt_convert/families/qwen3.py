@@ -4,12 +4,16 @@ from ckpt_convert.families.family import GGUF_RULES, HF_RULES, Family
 from ckpt_convert.families.gguf_config import GGUFMetadata
 from ckpt_convert.families.gguf_config import decoder_config as from_metadata
 from ckpt_convert.families.hf_config import UNBIASED, HFConfig, decoder_config, qwen_windows, refuse
+from ckpt_convert.families.qwen2 import DEFAULTS as QWEN2_DEFAULTS
 from specjax.models.decoder import DecoderConfig
+
+DEFAULTS = QWEN2_DEFAULTS | {"head_dim": 128}
 
 
 def from_hf(config: HFConfig) -> DecoderConfig:
     refuse(config, UNBIASED)
-    return decoder_config(config, qk_norm=True, windows=qwen_windows(config))
+    settings = DEFAULTS | dict(config)
+    return decoder_config(settings, qk_norm=True, windows=qwen_windows(settings))
 
 
 def from_gguf(metadata: GGUFMetadata) -> DecoderConfig:

@@ -1,5 +1,7 @@
 """Qwen3-MoE: Qwen3 with routed experts in every layer."""
 
+from typing import Any
+
 from ckpt_convert.families.family import (
     GGUF_EXPERT_RULES,
     GGUF_RULES,
@@ -16,6 +18,7 @@ from ckpt_convert.families.hf_config import (
     UNBIASED,
     HFConfig,
     decoder_config,
+    expert_count,
     refuse,
     required,
     windows,
@@ -24,23 +27,31 @@ from ckpt_convert.tensors import GATE, UP
 from specjax.models.decoder import DecoderConfig
 from specjax.models.experts import Routing
 
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
 EXPERT = LAYER + "mlp.experts.{expert}."
 
 
 def from_hf(config: HFConfig) -> DecoderConfig:
     refuse(config, UNBIASED | {"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)})
+    settings = DEFAULTS | dict(config)
     routing = Routing(
-        count=required(config, "num_experts" if "num_experts" in config else "num_local_experts"),
-        chosen=required(config, "num_experts_per_tok"),
-        renormalise=bool(config.get("norm_topk_prob", False)),
+        count=expert_count(settings),
+        chosen=required(settings, "num_experts_per_tok"),
+        renormalise=bool(settings.get("norm_topk_prob", False)),
     )
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    window = settings["sliding_window"] if settings.get("use_sliding_window") else None
     return decoder_config(
-        config,
-        intermediate_size=required(config, "moe_intermediate_size"),
+        settings,
+        intermediate_size=required(settings, "moe_intermediate_size"),
         qk_norm=True,
         experts=routing,
-        windows=windows(config, window),
+        windows=windows(settings, window),
     )
 
 

@@ -1,6 +1,7 @@
 """SmolLM3: Llama in which every fourth layer rotates nothing (NoPE, arXiv 2305.19466)."""
 
 from dataclasses import replace
+from typing import Any
 
 from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.family import GGUF_PAIRED_RULES, HF_RULES, Family
@@ -13,13 +14,17 @@ from ckpt_convert.families.hf_config import (
     refuse,
     required,
     rope,
-    rope_settings,
     windows,
 )
 from specjax.models.decoder import DecoderConfig
 
 INTERVAL = 4
 THETA = 2_000_000.0
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "rope_theta": THETA,
+    "tie_word_embeddings": True,
+}
 
 
 def from_hf(config: HFConfig) -> DecoderConfig:
@@ -29,9 +34,8 @@ def from_hf(config: HFConfig) -> DecoderConfig:
     rotating = config.get("no_rope_layers") or _rotating(layers, interval)
     if len(rotating) < layers:
         raise ConversionError(f"config.json's no_rope_layers tells {len(rotating)} of {layers}")
-    settings = {"tie_word_embeddings": True} | dict(config)
-    scaling = {"rope_theta": config.get("rope_theta") or THETA} | rope_settings(config)
-    turned = rope(config, scaling)
+    settings = DEFAULTS | dict(config)
+    turned = rope(settings)
     window = config.get("sliding_window") if config.get("use_sliding_window") else None
     if window is not None and not config.get("layer_types"):
         settings["layer_types"] = [

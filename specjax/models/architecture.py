@@ -20,7 +20,8 @@ class DecoderConfig:
     ``whole_qk_norm`` all heads together. ``attention_scale`` None is 1 / sqrt(head_dim). Soft caps
     are cap * tanh(x / cap). ``embedding_scale`` is rounded to the weights' dtype.
     ``output_bias`` is of attention's output and both projections of the MLP. ``experts`` replaces
-    the MLP by routed ones of ``intermediate_size`` each.
+    the MLP by routed ones of ``intermediate_size`` each. ``sinks`` adds a score a head to which no
+    slot belongs.
     """
 
     vocab_size: int
@@ -51,6 +52,7 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    sinks: bool = False
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -110,14 +112,18 @@ LAYER = {
     "qkv_bias": ("kv_heads", "group_qkv", "head"),
     "q_norm": ("head",),
     "k_norm": ("head",),
+    "sinks": ("kv_heads", "group"),
     "out": ("kv_heads", "group", "head", "embed"),
     "out_bias": ("embed",),
     "post_attention_norm": ("embed",),
     "mlp_norm": ("embed",),
     "mlp_norm_bias": ("embed",),
     "router": ("embed", "experts"),
+    "router_bias": ("experts",),
     "experts_gate_up": ("experts", "embed", "gate_up", "mlp"),
+    "experts_gate_up_bias": ("experts", "gate_up", "mlp"),
     "experts_down": ("experts", "mlp", "embed"),
+    "experts_down_bias": ("experts", "embed"),
     "gate_up": ("embed", "gate_up", "mlp"),
     "up": ("embed", "mlp"),
     "up_bias": ("mlp",),
@@ -144,6 +150,7 @@ def _absent(config: DecoderConfig) -> set[str]:
     shifted = config.norm == "layer"
     qk_norm = config.qk_norm or config.whole_qk_norm
     routed = config.experts is not None
+    biased = config.experts is not None and config.experts.biased
     present = {
         "positions": config.learned_positions,
         "norm_bias": shifted,
@@ -153,18 +160,22 @@ def _absent(config: DecoderConfig) -> set[str]:
         "qkv_bias": config.qkv_bias,
         "q_norm": qk_norm,
         "k_norm": qk_norm,
+        "sinks": config.sinks,
         "out_bias": config.output_bias,
         "post_attention_norm": config.post_norm,
         "mlp_norm": config.pre_norm,
         "mlp_norm_bias": config.pre_norm and shifted,
         "router": routed,
+        "router_bias": biased,
         "experts_gate_up": routed,
+        "experts_gate_up_bias": biased,
         "experts_down": routed,
+        "experts_down_bias": biased,
         "gate_up": config.gated and not routed,
         "up": not config.gated,
         "up_bias": not config.gated and config.output_bias,
         "down": not routed,
-        "down_bias": config.output_bias,
+        "down_bias": config.output_bias and not routed,
         "post_mlp_norm": config.post_norm,
     }
     return {name for name, is_there in present.items() if not is_there}

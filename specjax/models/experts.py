@@ -1,12 +1,15 @@
 """A mixture of routed experts (Shazeer et al., arXiv 1701.06538): each token takes its top k.
 
 On accelerators a few tokens gather the weights of the experts that they chose, and many are sorted
-by expert into one grouped product. A CPU, which has no such product and gathers slowly, goes from
-expert to expert. Experts that nobody chose are not read in any case.
+by expert into one grouped product. A TPU, which lays the whole stack out anew to gather from it,
+takes slices one after the other instead. A CPU, which has no grouped product and gathers slowly,
+goes from expert to expert. Experts that nobody chose are not read in any case. Of quantised experts
+the grouped product makes floats of one layer, all others of single experts.
 """
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +17,47 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.models.activations import Activation
-from specjax.models.linear import linear, precision_of
+from specjax.models.linear import each, linear, ragged
+from specjax.models.quantised import Quantised
 
 
 @dataclass(frozen=True)
 class Routing:
     """``count`` experts, of which each token takes ``chosen``.
 
-    ``renormalise``: the chosen probabilities are divided by their sum.
+    ``renormalise``: the chosen probabilities are divided by their sum. ``biased``: there are
+    `Biases`. ``limit`` bounds what goes into an expert's activation from above and its factor from
+    both sides, and the factor counts from -1 (gpt-oss, arXiv 2508.10925).
     """
 
     count: int
     chosen: int
     renormalise: bool = True
+    biased: bool = False
+    limit: float | None = None
+
+
+class Biases(NamedTuple):
+    """What is added to the router's product, and to the two of each expert of each layer."""
+
+    router: Float[Array, " X"] | None = None
+    gate_up: Float[Array, "Y X 2 F"] | None = None
+    down: Float[Array, "Y X D"] | None = None
+
+
+UNBIASED = Biases()
 
 
 def route(
-    x: Float[Array, "B T D"], router: Float[Array, "D X"], routing: Routing
+    x: Float[Array, "B T D"],
+    router: Float[Array, "D X"],
+    routing: Routing,
+    bias: Float[Array, " X"] | None = None,
 ) -> tuple[Float[Array, "M k"], Int[Array, "M k"]]:
     """Weights, float32, and experts of each of the M = B T tokens."""
     logits = linear(x, router).astype(jnp.float32)
+    if bias is not None:
+        logits = logits + bias
     share, experts = lax.top_k(jax.nn.softmax(logits), routing.chosen)
     if routing.renormalise:
         share = share / jnp.sum(share, axis=-1, keepdims=True)
@@ -43,20 +67,22 @@ def route(
 def mix_experts(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     routing: Routing,
     activation: Activation,
+    biases: Biases = UNBIASED,
 ) -> Float[Array, "B T D"]:
     """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack.
 
     The stack comes whole: a layer taken out would be read whole for the few experts chosen of it.
     """
-    share, experts = route(x, router, routing)
+    share, experts = route(x, router, routing, biases.router)
     tokens = x.reshape(-1, x.shape[-1])
     # A gathered weight is read, written and read again.
-    by_size = gathered if 2 * experts.size <= routing.count else grouped
+    few = 2 * experts.size <= routing.count
+    settings = {"activation": activation, "biases": biases, "limit": routing.limit}
     mixed = lax.platform_dependent(
         tokens,
         share,
@@ -64,47 +90,89 @@ def mix_experts(
         gate_up,
         down,
         layer,
-        cpu=functools.partial(one_by_one, activation=activation),
-        default=functools.partial(by_size, activation=activation),
+        cpu=functools.partial(one_by_one, **settings),
+        tpu=functools.partial(sliced if few else grouped, **settings),
+        default=functools.partial(gathered if few else grouped, **settings),
     )
     return mixed.reshape(x.shape).astype(x.dtype)
+
+
+def _biased(product: Array, biases: Array | None, layer, experts) -> Array:
+    return product if biases is None else product + biases[layer, experts]
+
+
+def _inner(gate: Array, up: Array, activation: Activation, limit: float | None) -> Array:
+    """What an expert's second projection takes."""
+    if limit is None:
+        return activation(gate) * up
+    return activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
 
 
 def gathered(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
-    product = functools.partial(
-        jnp.einsum, precision=precision_of(tokens.dtype), preferred_element_type=jnp.float32
-    )
-    inner = product("md,mkdpf->mkpf", tokens, gate_up[layer, experts]).astype(tokens.dtype)
-    hidden = activation(inner[:, :, 0]) * inner[:, :, 1]
-    out = product("mkf,mkfd->mkd", hidden, down[layer, experts]).astype(tokens.dtype)
+    inner = _biased(each(tokens, gate_up[layer, experts]), biases.gate_up, layer, experts)
+    hidden = _inner(inner[:, :, 0], inner[:, :, 1], activation, limit)
+    out = _biased(each(hidden, down[layer, experts]), biases.down, layer, experts)
     return jnp.sum(out * share[..., None], axis=1)
+
+
+def sliced(
+    tokens: Float[Array, "M D"],
+    share: Float[Array, "M k"],
+    experts: Int[Array, "M k"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
+    layer: Int[Array, ""] | int,
+    activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
+) -> Float[Array, "M D"]:
+    """Each token through its own experts, one after the other."""
+    chosen = experts.shape[1]
+
+    def add(index, total):
+        token, place = index // chosen, index % chosen
+        expert, x = experts[token, place], tokens[token][None, None]
+        projected = linear(x, gate_up[layer, expert])[0]
+        gate, up = jnp.moveaxis(_biased(projected, biases.gate_up, layer, expert), 1, 0)
+        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0, 0]
+        out = _biased(out, biases.down, layer, expert)
+        return total.at[token].add(out * share[token, place])
+
+    return lax.fori_loop(0, experts.size, add, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def one_by_one(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
         is_own = experts == expert
         weight = jnp.sum(jnp.where(is_own, share, 0.0), axis=1)
-        gate, up = jnp.moveaxis(linear(tokens[None], gate_up[layer, expert])[0], 1, 0)
-        out = linear((activation(gate) * up)[None], down[layer, expert])[0]
+        projected = linear(tokens[None], gate_up[layer, expert])[0]
+        projected = _biased(projected, biases.gate_up, layer, expert)
+        gate, up = jnp.moveaxis(projected, 1, 0)
+        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0]
+        out = _biased(out, biases.down, layer, expert)
         # What another token's expert makes of a token may be infinite.
         return total + jnp.where(jnp.any(is_own, axis=1)[:, None], out * weight[:, None], 0.0)
 
@@ -112,32 +180,36 @@ def one_by_one(
         is_chosen = jnp.any(experts == expert)
         return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
 
-    return lax.fori_loop(0, gate_up.shape[1], add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, _count(gate_up), add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
     experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"],
-    down: Float[Array, "Y X F D"],
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
+    down: Float[Array, "Y X F D"] | Quantised,
     layer: Int[Array, ""] | int,
     activation: Activation,
+    biases: Biases = UNBIASED,
+    limit: float | None = None,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
-    _, count, width, _, inner = gate_up.shape
     chosen = experts.shape[1]
     order = jnp.argsort(experts.reshape(-1), stable=True)
-    sizes = jnp.bincount(experts.reshape(-1), length=count).astype(jnp.int32)
-    product = functools.partial(
-        lax.ragged_dot,
-        group_sizes=sizes,
-        precision=precision_of(tokens.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    flat = gate_up[layer].reshape(count, width, 2 * inner)
-    projected = product(tokens[order // chosen], flat).astype(tokens.dtype)
-    gate, up = projected[:, :inner], projected[:, inner:]
-    out = product(activation(gate) * up, down[layer]).astype(tokens.dtype)
+    which = experts.reshape(-1)[order]
+    sizes = jnp.bincount(which, length=_count(gate_up)).astype(jnp.int32)
+
+    def projected(half):
+        product = ragged(tokens[order // chosen], gate_up[layer][..., half, :], sizes, which)
+        added = None if biases.gate_up is None else biases.gate_up[:, :, half]
+        return _biased(product, added, layer, which)
+
+    hidden = _inner(projected(0), projected(1), activation, limit)
+    out = _biased(ragged(hidden, down[layer], sizes, which), biases.down, layer, which)
     weighed = out * share.reshape(-1)[order][:, None]
     return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
+
+
+def _count(stack: Array | Quantised) -> int:
+    return jax.tree.leaves(stack)[0].shape[1]

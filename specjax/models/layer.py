@@ -10,7 +10,7 @@ from jax import lax
 from specjax.models.activations import ACTIVATIONS
 from specjax.models.architecture import DecoderConfig
 from specjax.models.attention import attend
-from specjax.models.experts import mix_experts
+from specjax.models.experts import UNBIASED, Biases, mix_experts
 from specjax.models.linear import linear, precision_of
 from specjax.models.mlp import gated_mlp, plain_mlp
 from specjax.models.norms import NORMS
@@ -26,7 +26,7 @@ def initial(rngs: nnx.Rngs, name: str, axes: tuple[str, ...], config: DecoderCon
 
 
 # What a scan hands to a layer as the stack of all layers, not as the layer's own.
-KEPT_STACKED = ("experts_gate_up", "experts_down")
+KEPT_STACKED = ("experts_gate_up", "experts_down", "experts_gate_up_bias", "experts_down_bias")
 
 
 class Layer(nnx.Module):
@@ -36,11 +36,15 @@ class Layer(nnx.Module):
     qkv_bias: nnx.Param
     q_norm: nnx.Param
     k_norm: nnx.Param
+    sinks: nnx.Param
     out: nnx.Param
     out_bias: nnx.Param
     router: nnx.Param
+    router_bias: nnx.Param
     experts_gate_up: nnx.Param
+    experts_gate_up_bias: nnx.Param
     experts_down: nnx.Param
+    experts_down_bias: nnx.Param
     gate_up: nnx.Param
     up: nnx.Param
     up_bias: nnx.Param
@@ -100,6 +104,7 @@ class Layer(nnx.Module):
             precision_of(x.dtype),
             scale=config.attention_scale,
             softcap=config.attention_softcap,
+            sinks=self.sinks[...] if config.sinks else None,
         )
         return self._biased(linear(mixed, self.out[...], inputs=3), "out_bias"), cache
 
@@ -115,13 +120,23 @@ class Layer(nnx.Module):
         config = self.config
         activation = ACTIVATIONS[config.activation]
         if config.experts is not None:
-            stacks = self.experts_gate_up[...], self.experts_down[...]
-            if isinstance(layer, int):
-                stacks, layer = tuple(own[None] for own in stacks), 0
-            return mix_experts(x, self.router[...], *stacks, layer, config.experts, activation)
+            return self._experts(x, layer, config.experts, activation)
         if config.gated:
             out = gated_mlp(x, self.gate_up[...], self.down[...], activation)
         else:
             bias = self.up_bias[...] if config.output_bias else None
             out = plain_mlp(x, self.up[...], bias, self.down[...], activation)
         return self._biased(out, "down_bias")
+
+    def _experts(self, x, layer, routing, activation):
+        def stack(name):
+            own = getattr(self, name)[...]
+            return own[None] if isinstance(layer, int) else own
+
+        weights = stack("experts_gate_up"), stack("experts_down")
+        biases = UNBIASED
+        if routing.biased:
+            added = stack("experts_gate_up_bias"), stack("experts_down_bias")
+            biases = Biases(self.router_bias[...], *added)
+        layer = 0 if isinstance(layer, int) else layer
+        return mix_experts(x, self.router[...], *weights, layer, routing, activation, biases)

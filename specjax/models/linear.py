@@ -28,6 +28,43 @@ def linear(
     return _dot(x, weight, contract)
 
 
+def each(
+    x: Float[Array, "M *k I"], weights: Float[Array, "M k I *outputs"] | Quantised
+) -> Float[Array, "M k *outputs"]:
+    """Contracts the last axis of x; every token has matrices of its own, and may have a vector for
+    each.
+    """
+    own = tuple(range(x.ndim - 1))
+    return _product(x, weights, ((x.ndim - 1,), (2,)), (own, own))
+
+
+def ragged(
+    x: Float[Array, "M I"],
+    weights: Float[Array, "X I *outputs"] | Quantised,
+    sizes: Int[Array, " X"],
+    which: Int[Array, " M"],
+) -> Float[Array, "M *outputs"]:
+    """Contracts the last axis of x: the first ``sizes[0]`` rows with the first matrix, and so on.
+
+    ``which`` says the same row by row.
+    """
+    # Else a TPU lays the whole stack that these come from out anew.
+    weights, scales = lax.optimization_barrier(weights), None
+    if isinstance(weights, Quantised):
+        weights, scales = weights.ungrouped(1, x.dtype)
+    outputs = weights.shape[2:]
+    product = lax.ragged_dot(
+        x,
+        weights.reshape(*weights.shape[:2], -1),
+        group_sizes=sizes,
+        precision=precision_of(x.dtype),
+        preferred_element_type=jnp.float32,
+    ).reshape(-1, *outputs)
+    if scales is not None:
+        product = product * scales[which]
+    return product.astype(x.dtype)
+
+
 def embedding(
     matrix: Float[Array, "V E"] | Quantised, tokens: Int[Array, "B T"]
 ) -> Float[Array, "B T E"]:
@@ -66,19 +103,23 @@ def _head_in_blocks(x, matrix):
 
 
 def _dot(x, weight, contract):
-    scales = None
-    if isinstance(weight, Quantised):
-        x, weight, contract, scales = weight.operands(x, contract)
     if x.shape[0] * x.shape[1] == 1 and x.dtype == jnp.bfloat16:
         # For one row XLA's CPU backend converts the whole weight to float32; for two it does not.
         # Accelerators pad a row to a tile anyway.
         doubled = jnp.concatenate([x, x], axis=1)
         return _dot(doubled, weight, contract)[:, :1]
+    return _product(x, weight, contract, ((), ()))
+
+
+def _product(x, weight, contract, batch):
+    scales = None
+    if isinstance(weight, Quantised):
+        x, weight, contract, scales = weight.operands(x, contract)
     # Accumulated and handed out in float32: asked for 16 bits, a CPU would widen the weights.
     product = lax.dot_general(
         x,
         weight,
-        (contract, ((), ())),
+        (contract, batch),
         precision=precision_of(x.dtype),
         preferred_element_type=jnp.float32,
     )

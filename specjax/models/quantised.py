@@ -41,8 +41,9 @@ CONTRACTED = {
     "gate_up": ("embed",),
     "up": ("embed",),
     "down": ("mlp",),
+    "experts_gate_up": ("embed",),
+    "experts_down": ("mlp",),
 }
-EXPERTS = "experts_gate_up"
 ENDS = ("embed", "head")
 
 
@@ -76,9 +77,22 @@ class Quantised:
             return x, self.values.astype(x.dtype), contract, self.scales
         ours, its = contract
         groups, members = self.values.shape[its[-1] : its[-1] + 2]
-        wide = self.values.astype(jnp.float32) * jnp.expand_dims(self.scales, its[-1] + 1)
+        wide = self._wide(its[-1], x.dtype)
         x = x.reshape(*x.shape[:-1], groups, members)
-        return x, wide.astype(x.dtype), ((*ours, ours[-1] + 1), (*its, its[-1] + 1)), None
+        return x, wide, ((*ours, ours[-1] + 1), (*its, its[-1] + 1)), None
+
+    def ungrouped(self, axis: int, dtype: Any) -> tuple[Array, Array | None]:
+        """Floats in the matrix's own shape, of which ``axis`` is contracted last, and the scales of
+        a product with them, or None.
+        """
+        if not self.grouped:
+            return self.values.astype(dtype), self.scales
+        wide = self._wide(axis, dtype)
+        return wide.reshape(*wide.shape[:axis], -1, *wide.shape[axis + 2 :]), None
+
+    def _wide(self, axis: int, dtype: Any) -> Array:
+        scales = jnp.expand_dims(self.scales, axis + 1)
+        return (self.values.astype(jnp.float32) * scales).astype(dtype)
 
     def rows(self, index: Int[Array, "B T"]) -> Float[Array, "B T E"]:
         """Rows of a matrix with one scale a row; ids out of range are cut to the nearest."""
@@ -128,11 +142,13 @@ def quantise(
     """
 
     def turn(name, own, scheme, weight):
-        contracted = tuple(own.index(axis) for axis in CONTRACTED[name])
+        # Counted from the end, where no block is cut.
+        contracted = tuple(own.index(axis) - len(own) for axis in CONTRACTED[name])
         if scheme == "int8":
-            return _in_blocks(functools.partial(_by_channel, contracted), weight, contracted)
-        groups = _groups(name, weight.shape[contracted[-1]])
-        return _in_blocks(functools.partial(_by_group, contracted[-1], groups), weight, contracted)
+            return _in_blocks(functools.partial(_by_channel, contracted), weight, contracted[0])
+        grouped = contracted[-1]
+        groups = _groups(name, weight.shape[grouped])
+        return _in_blocks(functools.partial(_by_group, grouped, groups), weight, grouped)
 
     return _turned(params, axes, quantization, turn)
 
@@ -142,7 +158,7 @@ def refuse_faults(params: Mapping[str, Any]) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_quantised)
     for path, leaf in leaves:
         # A channel with such a value has the scale NaN.
-        if _is_quantised(leaf) and not bool(jnp.isfinite(leaf.scales).all()):
+        if _is_quantised(leaf) and not bool(_module_of(leaf.scales).isfinite(leaf.scales).all()):
             name = ".".join(str(step.key) for step in path)
             raise ValueError(
                 f"{name} has NaN or infinite values, which have no place on an integer grid: use "
@@ -171,10 +187,6 @@ def _turned(tree, axes, quantization, turn):
     """``tree`` with ``turn(name, axes, scheme, leaf)`` in the place of every matrix."""
     if quantization is None:
         return dict(tree)
-    if EXPERTS in axes:
-        raise ValueError(
-            f"a mixture of experts cannot be quantised to {quantization} yet: use it as it is"
-        )
     turned = {}
     for name, own in axes.items():
         given = () if tree is axes else (tree[name],)
@@ -210,7 +222,7 @@ def _by_channel(contracted, xp, weight) -> Quantised:
 
 
 def _by_group(axis, groups, xp, weight) -> Quantised:
-    shape = weight.shape
+    shape, axis = weight.shape, axis % weight.ndim
     split = (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
     wide = weight.astype(xp.float32).reshape(split)
     low, high = (pick(wide, axis=axis + 1, keepdims=True) for pick in (xp.min, xp.max))
@@ -238,18 +250,24 @@ def _inverse(xp, scales):
     return xp.where(vanishing, xp.zeros_like(scales), scales), inverse
 
 
-def _in_blocks(quantised, weight, contracted, most: int = 4 << 20) -> Quantised:
-    """On the host some entries of the first axis at a time, so that no float copy of all is made;
-    a compiler sees to that itself.
+def _in_blocks(quantised, weight, first, most: int = 1 << 20) -> Quantised:
+    """On the host some entries of the axes before ``first`` at a time, so that no float copy of all
+    is made; a compiler sees to that itself.
     """
     if not isinstance(weight, np.ndarray):
         return quantised(jnp, weight)
-    step = len(weight) if 0 in contracted else max(1, most // max(1, weight[:1].size))
+    before, own = weight.shape[:first], weight.shape[first:]
+    flat = weight.reshape(-1, *own)
+    step = max(1, most // max(1, math.prod(own)))
     with np.errstate(invalid="ignore"):  # `refuse_faults` says it by name
-        blocks = [
-            quantised(np, weight[start : start + step]) for start in range(0, len(weight), step)
-        ]
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
+        blocks = [quantised(np, flat[start : start + step]) for start in range(0, len(flat), step)]
+    return jax.tree.map(
+        lambda *parts: np.concatenate(parts).reshape(*before, *parts[0].shape[1:]), *blocks
+    )
+
+
+def _module_of(array):
+    return np if isinstance(array, np.ndarray) else jnp
 
 
 def _is_quantised(node) -> bool:

@@ -18,7 +18,8 @@ class Rope:
     ``kind`` is "default", "linear" (all frequencies divided by ``factor``), "llama3" (long wave
     lengths divided by ``factor``, short ones kept, those between interpolated), "yarn" (Peng et
     al., arXiv 2309.00071: the same, but interpolated by the pair's index between those that turn
-    ``beta_fast`` and ``beta_slow`` times in the original context) or "longrope" (Ding et al., arXiv
+    ``beta_fast`` and ``beta_slow`` times in the original context, which are whole pairs where
+    ``truncate``) or "longrope" (Ding et al., arXiv
     2402.13753: each frequency divided by its own factor). LongRoPE has two sets of factors; which
     one counts depends on the longest context that is served, so that keys in a cache never change:
     ``short_factors`` up to ``original_max_position`` tokens, else ``long_factors``.
@@ -39,6 +40,7 @@ class Rope:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
 
     def __post_init__(self):
         if self.kind not in KINDS:
@@ -76,8 +78,10 @@ class Rope:
         def pair_that_turns(times: float) -> float:
             return pairs * math.log(self.original_max_position / (2 * math.pi * times), self.theta)
 
-        first = max(math.floor(pair_that_turns(self.beta_fast)), 0)
-        last = min(math.ceil(pair_that_turns(self.beta_slow)), 2 * pairs - 1)
+        first, last = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
         divided = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
         return frequencies * (1 - divided + divided / self.factor)
 

@@ -32,7 +32,8 @@ def write_family_gguf(
     for key, value in _metadata(architecture, config).items():
         if not key.endswith(drop or ("nothing",)):
             _add(writer, f"{architecture}.{key}", value)
-    for name, tensor in _merged(tensors).items():
+    merged = _taken_apart(tensors) if architecture == "gpt-oss" else _merged(tensors)
+    for name, tensor in merged.items():
         stored = _stored(architecture, config, name, tensor)
         writer.add_tensor(known.get_name(name, (".weight", ".bias")), np.ascontiguousarray(stored))
     rope = config.get("rope_parameters") or {}
@@ -62,6 +63,26 @@ def _merged(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         else value
         for name, value in merged.items()
     }
+
+
+def _taken_apart(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """GPT-OSS's experts as three matrices, (out, in), of which gate and up took turns."""
+    made: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".sinks"):
+            made[name + ".weight"] = tensor
+            continue
+        if ".experts." not in name:
+            made[name] = tensor
+            continue
+        plain, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+        turned = tensor if kind == "bias" else tensor.swapaxes(1, 2)
+        if plain.endswith("gate_up_proj"):
+            for start, part in enumerate(("gate_proj", "up_proj")):
+                made[f"{plain.removesuffix('gate_up_proj')}{part}.{kind}"] = turned[:, start::2]
+        else:
+            made[f"{plain}.{kind}"] = turned
+    return made
 
 
 def _stored(architecture, config, name, tensor):
@@ -157,6 +178,20 @@ def _phi3(config):
     }
 
 
+def _gpt_oss(config):
+    rope = config["rope_parameters"]
+    return _rope_base(config) | {
+        "rope.dimension_count": config["head_dim"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "attention.sliding_window": config["sliding_window"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    }
+
+
 def _qwen3moe(config):
     return _rope_base(config) | {
         "expert_count": config["num_local_experts"],
@@ -170,6 +205,7 @@ OWN = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
+    "gpt-oss": _gpt_oss,
     "qwen3moe": _qwen3moe,
 }
 

@@ -56,6 +56,7 @@ def assert_same_tree(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+YARN = read_golden("gpt_oss")[0]["rope_parameters"] | {"beta_fast": 32.0}
 # What the format cannot say is set to what llama.cpp takes for granted.
 GGUF = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
@@ -73,6 +74,7 @@ GGUF = {
     ),
     "olmo2": ("olmo2", {}),
     "gpt2": ("gpt2", {}),
+    "gpt_oss": ("gpt-oss", {"swiglu_limit": 7.0, "rope_parameters": YARN}),
     "mixtral": ("llama", {"sliding_window": None}),
     "qwen3_moe": ("qwen3moe", {}),
 }
@@ -109,6 +111,14 @@ def test_older_files_of_gemma2_leave_window_and_caps_to_the_reader(tmp_path):
     found = GGUFSource(file).config
     assert (found.attention_softcap, found.logit_softcap) == (50.0, 30.0)
     assert found.windows == (4096, None, 4096)
+
+
+def test_gpt_oss_without_its_yarn_is_refused(tmp_path):
+    config, tensors = model("gpt_oss", rope_parameters=YARN)
+    file = tmp_path / "model.gguf"
+    write_family_gguf(file, "gpt-oss", config, tensors, drop=("scaling.type",))
+    with pytest.raises(ConversionError, match="RoPE scaling None.*gpt-oss.*supported: yarn"):
+        GGUFSource(file)
 
 
 @pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
@@ -207,6 +217,7 @@ def test_a_missing_part_of_a_fused_or_routed_parameter_is_named():
         ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
         ("qwen3_moe", "model.layers.2.mlp.experts.7.up_proj.weight"),
         ("mixtral", "model.layers.0.block_sparse_moe.experts.3.w2.weight"),
+        ("gpt_oss", "model.layers.1.mlp.experts.gate_up_proj_bias"),
     ):
         config, tensors = model(name)
         cut = {key: value for key, value in tensors.items() if key != lost}

@@ -1,5 +1,6 @@
 """`config.json` of every family, in the spellings before and after Transformers 5."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -42,6 +43,7 @@ LONGROPE_READ = Rope(
     long_factors=(2.0,) * 4,
     attention_factor=(1 + np.log(4) / np.log(32)) ** 0.5,
 )
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
 SHORT = {"original_max_position_embeddings": 32}
 GEMMA = {
     "norm": "rms_plus_one",
@@ -184,6 +186,35 @@ def both_spellings(config: dict) -> list[dict]:
             },
             {"qk_norm": True, "windows": (None, 16, None)},
         ),
+        (
+            "gpt_oss",
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                    "truncate": False,
+                },
+                "num_local_experts": 8,
+                "sliding_window": 16,
+            },
+            {
+                "rope": Rope(
+                    10_000.0,
+                    "yarn",
+                    4.0,
+                    original_max_position=32,
+                    attention_factor=0.1 * np.log(4) + 1,
+                    truncate=False,
+                ),
+                "experts": Routing(8, 4, biased=True, limit=7.0),
+                "windows": (16, None, 16),
+                "activation": "gelu_sigmoid",
+                "qkv_bias": True,
+                "output_bias": True,
+                "sinks": True,
+            },
+        ),
     ],
 )
 def test_every_family_in_both_spellings(family, changes, expected):
@@ -263,6 +294,7 @@ def test_gpt2_under_its_own_names():
         ("gemma2", transformers.Gemma2Config),
         ("mixtral", transformers.MixtralConfig),
         ("qwen3_moe", transformers.Qwen3MoeConfig),
+        ("gpt_oss", transformers.GptOssConfig),
     ],
 )
 def test_what_transformers_itself_writes(family, made_by):
@@ -274,9 +306,9 @@ def test_what_transformers_itself_writes(family, made_by):
     assert not config.get("architectures")  # then the model type decides
     found = read(config)
     assert (found.num_layers, found.head_dim, found.rope.theta) == (3, 8, 123_456.0)
-    assert found.qkv_bias == (family == "qwen2")
+    assert found.qkv_bias == (family in ("qwen2", "gpt_oss"))
     assert found.qk_norm == family.startswith("qwen3")
-    assert (found.experts is not None) == (family in ("mixtral", "qwen3_moe"))
+    assert (found.experts is not None) == (family in ("mixtral", "qwen3_moe", "gpt_oss"))
     assert hf_family(config).name == family
 
 
@@ -289,11 +321,113 @@ def test_defaults_for_absent_keys():
     assert not found.tie_embeddings
 
 
+WINDOWED = {"use_sliding_window": True, "sliding_window": 16}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": 128,
+    "n_inner": 40,
+    "layer_norm_epsilon": 1e-3,
+    "activation_function": "gelu_pytorch_tanh",
+    "tie_word_embeddings": False,
+}
+# Every setting at another value than its class's own.
+CUT = {
+    "llama": (transformers.LlamaConfig, {}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 16}),
+    "mixtral": (
+        transformers.MixtralConfig,
+        {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 1},
+    ),
+    "qwen2": (transformers.Qwen2Config, WINDOWED | {"max_window_layers": 1}),
+    "qwen3": (transformers.Qwen3Config, WINDOWED | {"max_window_layers": 1}),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        WINDOWED
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "gemma2": (
+        transformers.Gemma2Config,
+        {
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 16,
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 500.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "phi3": (
+        transformers.Phi3Config,
+        SHORT | {"sliding_window": 16, "rope_scaling": LONGROPE},
+    ),
+    "smollm3": (
+        transformers.SmolLM3Config,
+        WINDOWED | {"no_rope_layer_interval": 2, "tie_word_embeddings": False},
+    ),
+    "olmo2": (transformers.Olmo2Config, {}),
+    "gpt2": (transformers.GPT2Config, GPT2),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {
+            "rope_scaling": YARN | {"factor": 2.0},
+            "sliding_window": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 3.0,
+        },
+    ),
+}
+# What no model can leave to its class: a config without these is not whole.
+ASKED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+ASKED += ("max_position_embeddings", "intermediate_size")
+ASKED += ("n_embd", "n_head", "n_layer", "n_positions")
+
+
+@pytest.mark.parametrize("family", CUT)
+def test_what_a_config_lacks_is_what_its_class_says(family):
+    made_by, changes = CUT[family]
+    # So many heads that every class's number of KV heads divides them.
+    other = {"hidden_size": 512, "num_attention_heads": 64}
+    other |= {"rms_norm_eps": 1e-3, "rope_theta": 777.0, "tie_word_embeddings": True}
+    whole = changes if family == "gpt2" else hf_config(family, **other | changes)
+    felt = set()
+    for key in whole:
+        cut = {name: value for name, value in copy.deepcopy(whole).items() if name != key}
+        try:
+            found = read(cut)
+        except ConversionError as fault:
+            assert key in ASKED and f"no {key!r}" in str(fault)
+            continue
+        assert found == read(made_by(**copy.deepcopy(cut)).to_dict()), key
+        felt |= {key} if found != read(whole) else set()
+    expected = {"layer_norm_epsilon", "n_inner"} if family == "gpt2" else {"rms_norm_eps"}
+    assert felt >= (expected | set(changes)) - set(GPT2)
+
+
 def test_unknown_architecture_is_refused_by_name_with_the_known_ones():
     with pytest.raises(ConversionError, match="'GemmaForCausalLM'.*LlamaForCausalLM"):
         read(hf_config("llama", architectures=["GemmaForCausalLM"]))
-    with pytest.raises(ConversionError, match="'GptOssForCausalLM'.*GPT2LMHeadModel"):
-        read(hf_config("llama", architectures=["GptOssForCausalLM"]))
+    with pytest.raises(ConversionError, match="'Llama4ForCausalLM'.*GPT2LMHeadModel"):
+        read(hf_config("llama", architectures=["Llama4ForCausalLM"]))
     with pytest.raises(ConversionError, match="'mamba'.*llama, mistral, mixtral, olmo2"):
         read(hf_config("llama", architectures=None, model_type="mamba"))
 
@@ -326,7 +460,7 @@ def test_a_missing_key_is_named(key):
         ("gpt2", {"activation_function": "relu"}, "activation_function='relu'"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers tells 1 of 3"),
-        ("phi3", {"rope_scaling": {"type": "longrope"}}, "original_max_position_embeddings"),
+        ("llama", {"rope_scaling": {"type": "longrope"}}, "original_max_position_embeddings"),
         ("phi3", {"rope_scaling": LONGROPE | {"short_factor": None}} | SHORT, "'short_factor'"),
         ("phi3", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}} | SHORT, "1 long.*4 are"),
         ("phi3", {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4"),
@@ -334,6 +468,8 @@ def test_a_missing_key_is_named(key):
         ("llama", {"architectures": "NoSuchForCausalLM"}, "'NoSuchForCausalLM'"),
         ("llama", {"architectures": [["x"]]}, r"\['x'\]"),
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
+        ("gpt_oss", {"attention_bias": False}, "attention_bias=False"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, r"swiglu_alpha=1\.0"),
     ],
 )
 def test_what_the_decoder_cannot_compute_is_refused(family, changes, named):
@@ -383,9 +519,6 @@ def test_y3_angles_equal_an_independent_formula(kind, spelling):
                 )
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "changes",
@@ -395,6 +528,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"attention_factor": 1.5},
         {"mscale": 1.0, "mscale_all_dim": 0.8},
         {"original_max_position_embeddings": 16},
+        {"truncate": False},
+        {"truncate": None},
     ],
 )
 def test_y3_yarn_equals_transformers(changes):

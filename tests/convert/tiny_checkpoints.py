@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_oss": "GptOssForCausalLM",
 }
 
 

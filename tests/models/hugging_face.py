@@ -130,6 +130,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "n_inner": 40,
     },
+    "gpt_oss": ODD
+    | {
+        "architecture": "GptOssForCausalLM",
+        "intermediate_size": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        "swiglu_limit": 0.75,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 2.0,
+            "truncate": False,
+        },
+    },
 }
 # What a model's class does not know.
 UNKNOWN = {"gpt2": ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")}

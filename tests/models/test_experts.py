@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from specjax.models import experts
-from specjax.models.experts import Routing
+from specjax.models.experts import Biases, Routing
 
 COUNT, CHOSEN, WIDTH, INNER = 6, 2, 12, 8
-WAYS = {"gathered": experts.gathered, "one_by_one": experts.one_by_one, "grouped": experts.grouped}
+WAYS = {
+    "gathered": experts.gathered,
+    "sliced": experts.sliced,
+    "one_by_one": experts.one_by_one,
+    "grouped": experts.grouped,
+}
 
 
 def _weights(seed=0):
@@ -20,6 +25,12 @@ def _weights(seed=0):
 
 def _tokens(count, seed=1):
     return np.random.default_rng(seed).normal(size=(1, count, WIDTH)).astype(np.float32)
+
+
+def _biases(seed=2):
+    rng = np.random.default_rng(seed)
+    shapes = ((COUNT,), (1, COUNT, 2, INNER), (1, COUNT, WIDTH))
+    return Biases(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes))
 
 
 def _oracle(tokens, router, gate_up, down, renormalise):
@@ -65,6 +76,30 @@ def test_each_way_gives_the_same_sum(way):
     np.testing.assert_allclose(mixed, _oracle(tokens, router, gate_up, down, True)[0], atol=2e-4)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_adds_biases_and_bounds_what_it_multiplies(way):
+    router, gate_up, down = _weights()
+    tokens, biases, limit = jnp.asarray(_tokens(5)), _biases(), 0.5
+    routing = Routing(COUNT, CHOSEN, biased=True, limit=limit)
+
+    @jax.jit
+    def mix(tokens, router, gate_up, down, biases):
+        share, chosen = experts.route(tokens, router, routing, biases.router)
+        stacks = gate_up[None], down[None]
+        return WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu, biases, limit)
+
+    mixed = mix(tokens, router, gate_up, down, biases)
+    for place, x in enumerate(np.asarray(tokens[0], np.float64)):
+        logits, expected = x @ router + np.asarray(biases.router), 0.0
+        best = np.argsort(-logits)[:CHOSEN]
+        for expert, part in zip(best, np.exp(logits[best]), strict=True):
+            gate, up = np.einsum("d,dpf->pf", x, gate_up[expert]) + biases.gate_up[0, expert]
+            gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+            out = (up + 1) * gate / (1 + np.exp(-gate)) @ down[expert] + biases.down[0, expert]
+            expected += out * part / np.exp(logits[best]).sum()
+        np.testing.assert_allclose(mixed[place], expected, atol=2e-5)
+
+
 def test_equally_likely_experts_are_taken_in_order():
     share, chosen = experts.route(
         jnp.ones((1, 2, WIDTH)), jnp.zeros((WIDTH, COUNT)), Routing(COUNT, CHOSEN)
@@ -73,7 +108,7 @@ def test_equally_likely_experts_are_taken_in_order():
     np.testing.assert_allclose(share, 0.5)
 
 
-@pytest.mark.parametrize("way", ["gathered", "one_by_one"])
+@pytest.mark.parametrize("way", ["gathered", "sliced", "one_by_one"])
 def test_experts_that_nobody_chose_are_not_read(way):
     """Their weights may be anything."""
     router, gate_up, down = _weights()

@@ -50,6 +50,7 @@ KINDS = (
     "smollm3",
     "olmo2",
     "gpt2",
+    "gpt_oss",
 )
 
 
@@ -161,6 +162,7 @@ def test_bfloat16_is_near_float32(name):
     assert 1e-4 < np.median(off) < HALF_TOLERANCE
 
 
+YARN = read_golden("gpt_oss")[0]["rope_parameters"]
 FULL = {"rope_type": "default", "rope_theta": 100_000.0}
 LOCAL = {"rope_type": "default", "rope_theta": 1_000.0}
 
@@ -186,6 +188,9 @@ LOCAL = {"rope_type": "default", "rope_theta": 1_000.0}
         ("phi3", "original_max_position_embeddings", 32),
         ("smollm3", "no_rope_layers", [1, 1, 1]),
         ("gpt2", "layer_norm_epsilon", 0.1),
+        ("gpt_oss", "layer_types", ["sliding_attention"] * 3),
+        ("gpt_oss", "rope_parameters", YARN | {"truncate": True}),
+        ("gpt_oss", "swiglu_limit", 1.0),
     ],
 )
 def test_each_setting_is_seen_by_the_golden_files(name, setting, other):
@@ -200,7 +205,7 @@ def test_each_setting_is_seen_by_the_golden_files(name, setting, other):
     assert np.abs(logits - expected).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "gpt_oss"])
 def test_speculation_equals_plain_decoding(name):
     """A greedy row and a sampled one, to the last position that GPT-2 has.
 
@@ -255,7 +260,7 @@ def test_longrope_takes_its_short_factors_where_the_context_served_is_short():
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "olmo2", "gpt_oss"])
 def test_parameters_have_the_shapes_and_axes_declared(name, stacked):
     config = hf_family(read_golden(name)[0]).from_hf(read_golden(name)[0])
     target = DecoderTarget(config, stacked=stacked)
@@ -269,9 +274,9 @@ def test_parameters_have_the_shapes_and_axes_declared(name, stacked):
     np.testing.assert_array_equal(norm, 0.0 if name == "gemma3" else 1.0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "olmo2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gpt2", "olmo2", "gpt_oss"])
 def test_a_family_split_over_two_devices(name):
-    """Learned positions, norms over all heads, experts."""
+    """Learned positions, norms over all heads, sinks and experts with biases."""
     target, params, expected = _golden_model(name)
     mesh = make_mesh(data=1, model=2)
     placed = jax.device_put(params, parameter_shardings(mesh, target.parameter_axes(), params))

@@ -10,19 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fixtures import TINY_CONFIG, decoder_oracle, random_params
+from models.rounded import is_quantised, restored, restored_params
 
 from specjax import Sampling
 from specjax.draft import NGram
 from specjax.generate import generate
 from specjax.models import DecoderTarget, Rope
 from specjax.models.decoder import parameter_axes, unstack
+from specjax.models.linear import linear
 from specjax.models.quantised import (
     CONTRACTED,
     SCHEMES,
     Quantised,
     held,
     quantise,
-    quantised_axes,
     refuse_faults,
 )
 from specjax.sharding import make_mesh, parameter_shardings
@@ -45,33 +46,6 @@ LAYER_AXES = parameter_axes(TINY_CONFIG, stacked=True)["layers"]
 
 def by_scheme(function):
     return pytest.mark.parametrize("scheme", SCHEMES)(function)
-
-
-def is_quantised(node) -> bool:
-    return isinstance(node, Quantised)
-
-
-def restored(weight, axes: tuple[str, ...], contracted: tuple[str, ...]) -> np.ndarray:
-    """The matrix that is computed with, in its own shape."""
-    places = [axes.index(axis) for axis in contracted]
-    values, scales = (np.asarray(part, np.float64) for part in (weight.values, weight.scales))
-    if not weight.grouped:
-        return values * np.expand_dims(scales, places)
-    last = places[-1]
-    shape = (*values.shape[:last], -1, *values.shape[last + 2 :])
-    return (values * np.expand_dims(scales, last + 1)).reshape(shape)
-
-
-def restored_params(params, config):
-    axes = parameter_axes(config, stacked=True)
-
-    def restore(path, leaf):
-        if not is_quantised(leaf):
-            return leaf
-        own = functools.reduce(lambda tree, step: tree[step.key], path, axes)
-        return restored(leaf, own, CONTRACTED[path[-1].key])
-
-    return jax.tree_util.tree_map_with_path(restore, params, is_leaf=is_quantised)
 
 
 @functools.cache
@@ -216,13 +190,6 @@ def test_what_cannot_be_grouped_is_refused_by_name():
     one(np.ones((1, 67, 2), np.float32), "down", "int8")
 
 
-@pytest.mark.fast
-def test_a_mixture_of_experts_is_refused():
-    axes = {"layers": {"experts_gate_up": ("experts", "embed", "gate_up", "mlp")}}
-    with pytest.raises(ValueError, match="a mixture of experts cannot be quantised to int8 yet"):
-        quantised_axes(axes, "int8")
-
-
 def test_unknown_schemes_are_refused():
     with pytest.raises(ValueError, match="'fp8' is not known; choose int8, int4 or None"):
         DecoderTarget(TINY_CONFIG, quantization="fp8")
@@ -287,6 +254,17 @@ def test_bfloat16_is_near_float32(scheme):
     expected = decoder_oracle(TINY_CONFIG, restored_params(params, TINY_CONFIG), TOKENS)
     off = np.sqrt(np.mean((found.astype(np.float64) - expected) ** 2)) / expected.std()
     assert 1e-4 < off < 0.03
+
+
+@by_scheme
+def test_one_token_in_bfloat16_is_multiplied_as_two_are(scheme):
+    """A CPU gets such a token twice, so that it does not widen the weights."""
+    weight = np.random.default_rng(6).standard_normal((1, 64, 24)).astype(np.float32)
+    matrix = jax.tree.map(jnp.asarray, one(weight, "down", scheme))[0]
+    x = jnp.asarray(np.random.default_rng(7).standard_normal((1, 2, 64)), jnp.bfloat16)
+    together = linear(x, matrix).astype(np.float32)
+    np.testing.assert_allclose(linear(x[:, :1], matrix), together[:, :1], rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(together[0], x[0].astype(np.float32) @ weight[0], rtol=0.1, atol=3.0)
 
 
 @by_scheme

@@ -1,0 +1,77 @@
+"""MXFP4 (OCP Microscaling Formats 1.0): 4 bits a value, and a power of two for 32 values.
+
+A safetensors file has ``X_blocks`` and ``X_scales``, both uint8, in the place of X. The blocks run
+along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are.
+"""
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from ckpt_convert.errors import ConversionError
+from ckpt_convert.tensors import TensorInfo
+
+KIND = "MXFP4"
+BLOCKS, SCALES = "_blocks", "_scales"
+BYTES = 16
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BIAS = 127
+# The last scale by which the largest value still is a number; 255 is none by the standard.
+LAST_SCALE = 252
+
+
+def _pairs() -> np.ndarray:
+    """The two values of each byte, the lower four bits first; float32 [256, 2]."""
+    values = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
+    codes = np.arange(256)
+    return values[np.stack([codes & 15, codes >> 4], axis=-1)]
+
+
+PAIRS = _pairs()
+
+
+def joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """``tensors`` with one of type MXFP4 in the place of each two."""
+    pairs = {
+        name.removesuffix(BLOCKS): info
+        for name, info in tensors.items()
+        if name.endswith(BLOCKS) and info.dtype == "U8" and len(info.shape) > 2
+    }
+    made = {name: TensorInfo(_shape(info.shape), KIND) for name, info in pairs.items()}
+    parts = {name + end for name in pairs for end in (BLOCKS, SCALES)}
+    return made | {name: info for name, info in tensors.items() if name not in parts}
+
+
+def _shape(blocks: tuple[int, ...]) -> tuple[int, ...]:
+    *leading, outputs, groups, size = blocks
+    return (*leading, groups * size * 2, outputs)
+
+
+def fault_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Why MXFP4's ``name`` cannot be read out of the stored ``tensors``; None where it can."""
+    scales, blocks = tensors.get(name + SCALES), tensors[name + BLOCKS]
+    if scales is None or scales.dtype != "U8":
+        return f"{name} is MXFP4 without its scales; fetch the whole model"
+    if blocks.shape != (*scales.shape, BYTES):
+        return (
+            f"{name} has MXFP4 blocks of shape {list(blocks.shape)} for scales of shape "
+            f"{list(scales.shape)}; fetch the whole model again"
+        )
+    return None
+
+
+def dequantise(name: str, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The values [..., inputs, outputs], of blocks [..., outputs, G, 16], scales [..., outputs, G].
+
+    bfloat16, in which all of them are exact. Raises ``ConversionError`` for scales that stand for
+    no number.
+    """
+    if scales.size and scales.max() > LAST_SCALE:
+        raise ConversionError(f"{name} has MXFP4 scales that are no numbers; fetch it again")
+    values = np.empty((*scales.shape[:-1], scales.shape[-1] * BYTES * 2), ml_dtypes.bfloat16)
+    for expert in np.ndindex(scales.shape[:-2]):  # never all of them as floats
+        factors = np.ldexp(np.float32(1), scales[expert].astype(np.int32) - BIAS)
+        wide = PAIRS[blocks[expert]] * factors[..., None, None]
+        values[expert] = wide.reshape(values[expert].shape)
+    return values.swapaxes(-1, -2)
