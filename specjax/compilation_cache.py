@@ -1,8 +1,10 @@
 """Keeping compiled programs between processes, so that a second start does not compile."""
 
+from pathlib import Path
+
 import jax
 
-CACHE_BYTES = 4 << 30
+MOST_BYTES = 1 << 30
 
 
 def enable_compilation_cache() -> None:
@@ -17,6 +19,25 @@ def enable_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "programs"))
-    # A bound makes JAX lock the folder: two processes would otherwise read half-written programs.
-    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    folder = cache_dir() / "programs"
+    # JAX can bound the folder, but then it looks at every file before it keeps one program more:
+    # 0.2 s where 4,000 are kept. A program that another process has half written is only compiled
+    # again, with a warning.
+    prune(folder, MOST_BYTES)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def prune(folder: Path, most_bytes: int) -> None:
+    """Deletes what was used longest ago until half of ``most_bytes`` are left, if there are more."""
+    try:
+        kept = [(file, file.stat()) for file in folder.iterdir()]
+        size = sum(stat.st_size for _, stat in kept)
+        if size <= most_bytes:
+            return
+        for file, stat in sorted(kept, key=lambda one: max(one[1].st_atime, one[1].st_mtime)):
+            if size <= most_bytes // 2:
+                return
+            file.unlink(missing_ok=True)
+            size -= stat.st_size
+    except OSError:
+        return  # no folder yet, or another process prunes it: nothing that a start should fail for
