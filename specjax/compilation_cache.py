@@ -28,7 +28,7 @@ def enable_compilation_cache() -> None:
 
 
 def prune(folder: Path, most_bytes: int) -> None:
-    """Deletes what was used longest ago until half of ``most_bytes`` are left, if there are more."""
+    """Deletes what was used longest ago, down to half of ``most_bytes``, if there are more."""
     try:
         kept = [(file, file.stat()) for file in folder.iterdir()]
         size = sum(stat.st_size for _, stat in kept)
