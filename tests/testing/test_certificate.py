@@ -65,6 +65,14 @@ def test_every_table_is_used_at_full_size():
     assert {check.model for check in checks("full")} == {*TABLES, "transformer"}
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_rule_that_is_not_lossless_is_checked_where_that_shows(budget):
+    lossy = [check for check in checks(budget) if not RULES[check.rule].lossless]
+    assert lossy
+    for check in lossy:
+        assert exact_error(RULES[check.rule], SHAPES[check.shape], [TABLES[check.model]]) > 0.5
+
+
 def test_filters_choose_and_an_empty_choice_is_an_error():
     assert {check.rule for check in checks("fast", ["recursive"])} == {"recursive"}
     assert {check.drafter for check in checks("fast", [], ["ngram"])} == {"ngram"}
