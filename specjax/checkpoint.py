@@ -14,7 +14,7 @@ from specjax.models.decoder import DecoderTarget, unstack
 from specjax.models.quantised import check_scheme, held, quantise, refuse_faults
 from specjax.sampling_params import SamplingParams
 from specjax.sharding import parameter_formats, parameter_shardings
-from specjax.text import Tokenizer
+from specjax.tokenizer import Tokenizer
 
 log = logging.getLogger("specjax")
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.byte_automaton import ByteAutomaton, byte_automaton
 from specjax.json_schema import json_schema_regex
-from specjax.text import Tokenizer
 from specjax.token_bytes import token_bytes
+from specjax.tokenizer import Tokenizer
 
 DEAD = -1
 MAX_STATES = 8192

@@ -14,8 +14,8 @@ from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
 from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams
 from specjax.shaping import check_processor
-from specjax.text import Tokenizer
 from specjax.token_bytes import token_bytes
+from specjax.tokenizer import Tokenizer
 from specjax.types import Rule
 
 GRAMMARS_KEPT = 64

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from specjax.checkpoint import Model, check_loaded, load
+from specjax.detokenizer import Detokenizer
 from specjax.draft import Host
 from specjax.draft.host import Loaded
 from specjax.generate import next_power_of_two
@@ -32,7 +33,6 @@ from specjax.requests import (
 from specjax.sampling_arrays import request_arrays
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.speculative_config import SpeculativeConfig
-from specjax.text import Detokenizer
 from specjax.types import FINISH_REASONS, RUNNING, STOPPED, Request, Stats, Trace
 
 QUIET_SECONDS = 2.0

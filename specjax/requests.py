@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
+from specjax.detokenizer import Detokenizer
 from specjax.grammar import Grammar
 from specjax.metrics import Counts
 from specjax.outputs import CompletionOutput
 from specjax.sampling_params import SamplingParams, require_integer
-from specjax.text import Detokenizer
 from specjax.types import Scores
 
 Prompt = str | Sequence[int] | np.ndarray | Array | Mapping[str, Any]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.text import Tokenizer, TokenizerError
+from specjax.tokenizer import Tokenizer, TokenizerError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # A character of its own stands for these bytes; the rest are moved above 255, in order.

@@ -35,7 +35,7 @@ from specjax.models import DecoderConfig, DecoderTarget, Rope
 from specjax.programs import Programs, check_compatible
 from specjax.recompute import Recompute
 from specjax.sampling import Sampling
-from specjax.text import Tokenizer
+from specjax.tokenizer import Tokenizer
 from specjax.types import (
     NO_TOKEN,
     Context,

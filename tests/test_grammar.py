@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_text import byte_fallback, byte_level, metaspace, of_pieces, with_token_of_bytes
+from tiny_tokenizers import byte_fallback, byte_level, metaspace, of_pieces, with_token_of_bytes
 
 import ckpt_convert
 from specjax.byte_automaton import byte_automaton
 from specjax.grammar import MAX_STATES, Grammar, advance, allowed, compile_regex, union
-from specjax.text import Tokenizer, TokenizerError
 from specjax.token_bytes import token_bytes
+from specjax.tokenizer import Tokenizer, TokenizerError
 
 # Pieces that overlap, two halves of é and two ends.
 PIECES = [b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", None, "bé".encode(), None, None]

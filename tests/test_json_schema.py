@@ -9,7 +9,7 @@ import numpy as np
 import pydantic
 import pytest
 from test_grammar import Walker, walk
-from test_text import byte_level
+from tiny_tokenizers import byte_level
 
 from specjax.grammar import compile_json_schema
 from specjax.integer_range import integer_range

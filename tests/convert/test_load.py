@@ -16,7 +16,7 @@ from ckpt_convert import convert, load_config
 from specjax import LLM, SamplingParams
 from specjax.models.decoder import DecoderTarget, parameter_axes, unstack
 from specjax.sharding import make_mesh, parameter_shardings
-from specjax.text import Tokenizer, TokenizerError
+from specjax.tokenizer import Tokenizer, TokenizerError
 
 pytestmark = pytest.mark.fast
 

@@ -10,7 +10,7 @@ from specjax import LLM
 from specjax.checkpoint import Model
 from specjax.models import DecoderConfig, DecoderTarget
 from specjax.outputs import CompletionOutput
-from specjax.text import Tokenizer
+from specjax.tokenizer import Tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "déjà vu", "👍🏽 한글"]
 VOCABULARY = 288
