@@ -96,6 +96,10 @@ class KVCache:
         return replace(self, length=jnp.maximum(self.length - count, 0))
 
 
+# Writes of so many rows are written out one by one.
+UNROLLED_ROWS = 8
+
+
 def _write_layer(stacked, layer, block, start):
     """Puts a block [B, K, T, W] at each row's ``start``, in one layer of [Y, B, K, S, W].
 
@@ -111,10 +115,14 @@ def _write_layer(stacked, layer, block, start):
 
 def _write_rows(stacked, layer, block, start):
     """Row by row: for a layer known while tracing, in an unrolled layer loop."""
-    for row in range(block.shape[0]):
+
+    def write(row, stacked):
         place = (layer, row, 0, start[row], 0)
-        stacked = lax.dynamic_update_slice(stacked, block[row][None, None], place)
-    return stacked
+        return lax.dynamic_update_slice(stacked, block[row][None, None], place)
+
+    rows = block.shape[0]
+    # Each row written out is an operation a layer, which many rows make slow to compile.
+    return lax.fori_loop(0, rows, write, stacked, unroll=rows <= UNROLLED_ROWS)
 
 
 def _write_taken_out(stacked, layer, block, start):

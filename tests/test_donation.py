@@ -124,6 +124,11 @@ def test_the_cache_is_updated_in_place_on_a_cpu(form):
     assert faults(FORMS[form]) == []
 
 
+def test_the_cache_is_updated_in_place_where_rows_are_written_in_a_loop():
+    with mock.patch.object(cache_module, "UNROLLED_ROWS", ROWS - 1):
+        assert faults(Renamed(FORMS["unrolled layers"])) == []
+
+
 def test_the_cache_is_updated_in_place_on_a_tpu(absent_tpu):
     device = absent_tpu("v5e:2x4")[0]
     assert faults(DecoderTarget(TPU_CONFIG, dtype="bfloat16"), device) == []
