@@ -1,7 +1,8 @@
 """MXFP4 (OCP Microscaling Formats 1.0): 4 bits a value, and a power of two for 32 values.
 
 A safetensors file has ``X_blocks`` and ``X_scales``, both uint8, in the place of X. The blocks run
-along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are.
+along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are: a
+stack of experts. Nothing else is published so.
 """
 
 from collections.abc import Mapping
@@ -33,11 +34,11 @@ PAIRS = _pairs()
 
 def joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """``tensors`` with one of type MXFP4 in the place of each two."""
-    pairs = {
-        name.removesuffix(BLOCKS): info
-        for name, info in tensors.items()
-        if name.endswith(BLOCKS) and info.dtype == "U8" and len(info.shape) > 2
-    }
+    pairs = {}
+    for name, info in tensors.items():
+        joint = name.removesuffix(BLOCKS)
+        if joint not in tensors and info.dtype == "U8" and len(info.shape) == 4:
+            pairs[joint] = info
     made = {name: TensorInfo(_shape(info.shape), KIND) for name, info in pairs.items()}
     parts = {name + end for name in pairs for end in (BLOCKS, SCALES)}
     return made | {name: info for name, info in tensors.items() if name not in parts}
@@ -51,8 +52,12 @@ def _shape(blocks: tuple[int, ...]) -> tuple[int, ...]:
 def fault_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
     """Why MXFP4's ``name`` cannot be read out of the stored ``tensors``; None where it can."""
     scales, blocks = tensors.get(name + SCALES), tensors[name + BLOCKS]
-    if scales is None or scales.dtype != "U8":
+    if scales is None:
         return f"{name} is MXFP4 without its scales; fetch the whole model"
+    if scales.dtype != "U8":
+        return (
+            f"{name} has MXFP4 scales of type {scales.dtype}, not U8; fetch the whole model again"
+        )
     if blocks.shape != (*scales.shape, BYTES):
         return (
             f"{name} has MXFP4 blocks of shape {list(blocks.shape)} for scales of shape "
