@@ -2,7 +2,7 @@
 
 A safetensors file has ``X_blocks`` and ``X_scales``, both uint8, in the place of X. The blocks run
 along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are: a
-stack of experts. Nothing else is published so.
+stack of experts. Nothing else is read so.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,13 @@ LAST_SCALE = 252
 
 
 def _pairs() -> np.ndarray:
-    """The two values of each byte, the lower four bits first; float32 [256, 2]."""
+    """The two values of each byte under each scale, the lower four bits first: [scales, 256]."""
     values = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
     codes = np.arange(256)
-    return values[np.stack([codes & 15, codes >> 4], axis=-1)]
+    pairs = values[np.stack([codes & 15, codes >> 4], axis=-1)]
+    factors = np.ldexp(np.float32(1), np.arange(LAST_SCALE + 1) - BIAS)
+    # Both in one number, which is copied where they are looked up.
+    return (factors[:, None, None] * pairs).astype(ml_dtypes.bfloat16).view(np.uint32)[..., 0]
 
 
 PAIRS = _pairs()
@@ -74,9 +77,8 @@ def dequantise(name: str, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
     if scales.size and scales.max() > LAST_SCALE:
         raise ConversionError(f"{name} has MXFP4 scales that are no numbers; fetch it again")
-    values = np.empty((*scales.shape[:-1], scales.shape[-1] * BYTES * 2), ml_dtypes.bfloat16)
-    for expert in np.ndindex(scales.shape[:-2]):  # never all of them as floats
-        factors = np.ldexp(np.float32(1), scales[expert].astype(np.int32) - BIAS)
-        wide = PAIRS[blocks[expert]] * factors[..., None, None]
-        values[expert] = wide.reshape(values[expert].shape)
-    return values.swapaxes(-1, -2)
+    pairs = np.empty(blocks.shape, np.uint32)
+    for expert in np.ndindex(scales.shape[:-2]):  # NumPy makes indices of eight bytes
+        pairs[expert] = PAIRS[scales[expert][..., None], blocks[expert]]
+    values = pairs.view(ml_dtypes.bfloat16)
+    return values.reshape(*scales.shape[:-1], scales.shape[-1] * BYTES * 2).swapaxes(-1, -2)
