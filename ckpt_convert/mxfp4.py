@@ -1,7 +1,8 @@
 """MXFP4 (OCP Microscaling Formats 1.0): 4 bits a value, and a power of two for 32 values.
 
 A safetensors file has ``X_blocks`` and ``X_scales``, both uint8, in the place of X. The blocks run
-along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are.
+along the inputs, which gpt-oss's plain matrices have before the outputs; X is as these are: a
+stack of experts. Nothing else is read so.
 """
 
 from collections.abc import Mapping
@@ -22,10 +23,13 @@ LAST_SCALE = 252
 
 
 def _pairs() -> np.ndarray:
-    """The two values of each byte, the lower four bits first; float32 [256, 2]."""
+    """The two values of each byte under each scale, the lower four bits first: [scales, 256]."""
     values = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
     codes = np.arange(256)
-    return values[np.stack([codes & 15, codes >> 4], axis=-1)]
+    pairs = values[np.stack([codes & 15, codes >> 4], axis=-1)]
+    factors = np.ldexp(np.float32(1), np.arange(LAST_SCALE + 1) - BIAS)
+    # Both in one number, which is copied where they are looked up.
+    return (factors[:, None, None] * pairs).astype(ml_dtypes.bfloat16).view(np.uint32)[..., 0]
 
 
 PAIRS = _pairs()
@@ -33,11 +37,11 @@ PAIRS = _pairs()
 
 def joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """``tensors`` with one of type MXFP4 in the place of each two."""
-    pairs = {
-        name.removesuffix(BLOCKS): info
-        for name, info in tensors.items()
-        if name.endswith(BLOCKS) and info.dtype == "U8" and len(info.shape) > 2
-    }
+    pairs = {}
+    for name, info in tensors.items():
+        joint = name.removesuffix(BLOCKS)
+        if joint not in tensors and info.dtype == "U8" and len(info.shape) == 4:
+            pairs[joint] = info
     made = {name: TensorInfo(_shape(info.shape), KIND) for name, info in pairs.items()}
     parts = {name + end for name in pairs for end in (BLOCKS, SCALES)}
     return made | {name: info for name, info in tensors.items() if name not in parts}
@@ -51,8 +55,12 @@ def _shape(blocks: tuple[int, ...]) -> tuple[int, ...]:
 def fault_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
     """Why MXFP4's ``name`` cannot be read out of the stored ``tensors``; None where it can."""
     scales, blocks = tensors.get(name + SCALES), tensors[name + BLOCKS]
-    if scales is None or scales.dtype != "U8":
+    if scales is None:
         return f"{name} is MXFP4 without its scales; fetch the whole model"
+    if scales.dtype != "U8":
+        return (
+            f"{name} has MXFP4 scales of type {scales.dtype}, not U8; fetch the whole model again"
+        )
     if blocks.shape != (*scales.shape, BYTES):
         return (
             f"{name} has MXFP4 blocks of shape {list(blocks.shape)} for scales of shape "
@@ -69,9 +77,8 @@ def dequantise(name: str, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
     if scales.size and scales.max() > LAST_SCALE:
         raise ConversionError(f"{name} has MXFP4 scales that are no numbers; fetch it again")
-    values = np.empty((*scales.shape[:-1], scales.shape[-1] * BYTES * 2), ml_dtypes.bfloat16)
-    for expert in np.ndindex(scales.shape[:-2]):  # never all of them as floats
-        factors = np.ldexp(np.float32(1), scales[expert].astype(np.int32) - BIAS)
-        wide = PAIRS[blocks[expert]] * factors[..., None, None]
-        values[expert] = wide.reshape(values[expert].shape)
-    return values.swapaxes(-1, -2)
+    pairs = np.empty(blocks.shape, np.uint32)
+    for expert in np.ndindex(scales.shape[:-2]):  # NumPy makes indices of eight bytes
+        pairs[expert] = PAIRS[scales[expert][..., None], blocks[expert]]
+    values = pairs.view(ml_dtypes.bfloat16)
+    return values.reshape(*scales.shape[:-1], scales.shape[-1] * BYTES * 2).swapaxes(-1, -2)

@@ -70,9 +70,12 @@ def _is_fp8(settings: Mapping[str, Any]) -> bool:
 
 
 def _compressed(settings: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    groups = (settings.get("config_groups") or {}).values()
-    weights = [group.get("weights") or {} for group in groups if isinstance(group, Mapping)]
-    return [(kind.get("num_bits"), kind.get("type")) for kind in weights]
+    groups = settings.get("config_groups")
+    every = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [group.get("weights") for group in every if isinstance(group, Mapping)]
+    return [
+        (kind.get("num_bits"), kind.get("type")) for kind in weights if isinstance(kind, Mapping)
+    ]
 
 
 def _any_matches(pattern: str, names: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +120,8 @@ class SafetensorsSource:
         }
         self.tensors = mxfp4.joined(self._infos)
         generation = _optional_json(folder / "generation_config.json")
-        self.eos_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
-        bos_ids = _ids(generation.get("bos_token_id", config.get("bos_token_id")))
+        self.eos_ids = _ids("eos_token_id", generation, config)
+        bos_ids = _ids("bos_token_id", generation, config)
         self.bos_id = bos_ids[0] if bos_ids else None
         self.generation = {
             key: generation[key] for key in GENERATION_KEYS if generation.get(key) is not None
@@ -218,7 +219,7 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{file} is missing; fetch the whole model folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as fault:
+    except (OSError, RecursionError, ValueError) as fault:
         raise ConversionError(f"{file} cannot be read ({fault}); fetch it again") from None
     if not isinstance(value, dict):
         raise ConversionError(f"{file} holds no JSON object; fetch it again")
@@ -229,10 +230,14 @@ def _optional_json(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _ids(key: str, generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+    value = generation.get(key, config.get(key))
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(id) is int for id in ids):
+        raise ConversionError(
+            f"{key} is {value!r}, no token id; fetch the model's JSON files again"
+        )
+    return tuple(ids)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -288,7 +293,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             raise ConversionError(f"{file} is truncated or no safetensors file; fetch it again")
         try:
             header = json.loads(stream.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError):
+        except (RecursionError, ValueError):
             raise ConversionError(f"{file} is no safetensors file; fetch it again") from None
     try:
         header.pop("__metadata__", None)
@@ -305,8 +310,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(file: Path, data: int, name: str, entry: Mapping[str, Any]) -> StoredTensor:
-    dtype, shape = entry["dtype"], tuple(entry["shape"])
-    start, end = entry["data_offsets"]
+    dtype, shape = entry["dtype"], tuple(map(operator.index, entry["shape"]))
+    start, end = map(operator.index, entry["data_offsets"])
     if dtype not in STORED:
         raise ConversionError(
             f"{name} in {file} is of type {dtype}, which is not supported "

@@ -67,7 +67,7 @@ def is_checkpoint(path: Path) -> bool:
     """True for a folder whose ``config.json`` is specjax's own, whole or not."""
     try:
         return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+    except (OSError, RecursionError, ValueError, AttributeError):
         return False
 
 
@@ -149,7 +149,7 @@ def read_manifest(path: str | Path) -> Manifest:
         for name in ("eos_ids", "tokenizer_files"):
             entries[name] = tuple(entries[name])
         manifest = Manifest(config=config, **entries)
-    except (KeyError, TypeError, ValueError) as fault:
+    except (AttributeError, KeyError, TypeError, ValueError) as fault:
         raise damaged_manifest(path, fault) from None
     check_files(path, manifest.files)
     return manifest
@@ -175,6 +175,8 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 def check_files(path: Path, files: Mapping[str, int]) -> None:
     """Raise for a file that is lost or cut."""
+    if not isinstance(files, Mapping):
+        raise damaged_manifest(path, TypeError("it lists no files"))
     for name, size in files.items():
         file = path / name
         if not file.is_file():
@@ -195,6 +197,9 @@ def rebuilt(kind: Any, value: Any) -> Any:
     if made is None:
         return value
     kinds = typing.get_type_hints(made)
+    unknown = sorted(set(value) - set(kinds))
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not known: was it written by a newer specjax?")
     return made(**{name: rebuilt(kinds[name], item) for name, item in value.items()})
 
 

@@ -63,10 +63,6 @@ class TensorRule:
             spelled = tuple(name.format(**named) for name in (self.name, *self.others))
             yield spelled, index
 
-    def names(self, config: DecoderConfig) -> list[str]:
-        """The first spelling of every source tensor that the rule wants."""
-        return [spelled[0] for spelled, _ in self.places(config)]
-
     def shape(self, config: DecoderConfig) -> tuple[int, ...]:
         """Of the whole source tensor."""
         sizes = letter_sizes(config)

@@ -40,7 +40,7 @@ FAMILIES = (
 def hf_family(config: Mapping[str, Any]) -> Family:
     """Family of a Hugging Face config, by ``architectures[0]``, else by ``model_type``."""
     named = config.get("architectures") or []
-    architecture = next(iter([named] if isinstance(named, str) else named), None)
+    architecture = next(iter(named if isinstance(named, list) else [named]), None)
     if architecture is None:
         by_type = {
             name: family for family in FAMILIES for name in (family.name, *family.model_types)

@@ -192,8 +192,7 @@ def _rope_kind(settings: HFConfig) -> str:
     kinds = {settings[key] for key in ("rope_type", "type") if settings.get(key)} or {"default"}
     if len(kinds) > 1:
         raise ConversionError(f"config.json names two RoPE types: {', '.join(sorted(kinds))}")
-    kind = kinds.pop()
-    return kind
+    return kinds.pop()
 
 
 def _setting(settings: HFConfig, kind: str, key: str) -> float:

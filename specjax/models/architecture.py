@@ -6,6 +6,7 @@ from typing import Any
 from specjax.models.experts import Routing
 from specjax.models.norms import NORMS
 from specjax.models.rope import Rope
+from specjax.models.settings import check_numbers
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class DecoderConfig:
     sinks: bool = False
 
     def __post_init__(self):
+        check_numbers(self)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"

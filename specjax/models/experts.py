@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from specjax.models.activations import Activation
 from specjax.models.linear import each, linear, ragged
 from specjax.models.quantised import Quantised
+from specjax.models.settings import check_numbers
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Routing:
     renormalise: bool = True
     biased: bool = False
     limit: float | None = None
+
+    def __post_init__(self):
+        check_numbers(self)
+        if self.chosen > self.count:
+            raise ValueError(f"{self.chosen} experts cannot be taken out of {self.count}")
 
 
 class Biases(NamedTuple):

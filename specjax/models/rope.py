@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from specjax.models.settings import check_numbers
+
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 Turn = tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]]
 
@@ -19,10 +21,10 @@ class Rope:
     lengths divided by ``factor``, short ones kept, those between interpolated), "yarn" (Peng et
     al., arXiv 2309.00071: the same, but interpolated by the pair's index between those that turn
     ``beta_fast`` and ``beta_slow`` times in the original context, which are whole pairs where
-    ``truncate``) or "longrope" (Ding et al., arXiv
-    2402.13753: each frequency divided by its own factor). LongRoPE has two sets of factors; which
-    one counts depends on the longest context that is served, so that keys in a cache never change:
-    ``short_factors`` up to ``original_max_position`` tokens, else ``long_factors``.
+    ``truncate``) or "longrope" (Ding et al., arXiv 2402.13753: each frequency divided by its own
+    factor). LongRoPE has two sets of factors; which one counts depends on the longest context that
+    is served, so that keys in a cache never change: ``short_factors`` up to
+    ``original_max_position`` tokens, else ``long_factors``.
 
     ``partial`` is the part of each head that is turned, its first components. ``attention_factor``
     multiplies cosine and sine.
@@ -45,6 +47,7 @@ class Rope:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"RoPE type {self.kind!r} is not supported; known: {', '.join(KINDS)}")
+        check_numbers(self)
 
     @property
     def depends_on_length(self) -> bool:

@@ -349,7 +349,7 @@ CUT = {
         transformers.Qwen3MoeConfig,
         WINDOWED
         | {
-            "num_experts": 4,
+            "num_experts": 16,
             "num_experts_per_tok": 1,
             "moe_intermediate_size": 24,
             "norm_topk_prob": True,

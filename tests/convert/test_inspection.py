@@ -330,6 +330,8 @@ def test_an_empty_file_is_named(tmp_path, name):
         {"num_attention_heads": 5},
         {"num_key_value_heads": [2]},
         {"rope_scaling": 3},
+        {"max_position_embeddings": 0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0}},
     ],
 )
 def test_a_config_that_describes_no_model_is_one_line(tmp_path, changes):
@@ -338,8 +340,41 @@ def test_a_config_that_describes_no_model_is_one_line(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": True}, "architecture True is not supported"),
+        ({"eos_token_id": "2"}, "eos_token_id is '2', no token id"),
+        ({"bos_token_id": [None]}, r"bos_token_id is [None], no token id"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}},
+            "quantised by compressed-tensors",
+        ),
+    ],
+)
+def test_settings_of_another_type_are_named(tmp_path, changes, said):
+    source = write_hf(tmp_path / "source", hf_config("llama", **changes), hf_tensors("llama"))
+    assert said in refused(source)
+
+
+def test_json_that_is_nested_without_end_is_named(tmp_path):
+    source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))
+    endless = b"[" * 100_000
+    (source / "model.safetensors").write_bytes(struct.pack("<Q", len(endless)) + endless)
+    assert "model.safetensors is no safetensors file" in refused(source)
+    (source / "config.json").write_bytes(endless)
+    assert "config.json cannot be read" in refused(source)
+
+
+@pytest.mark.parametrize(
     "header",
-    [b"[]", b'{"a": {}}', b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": 1}}'],
+    [
+        b"[]",
+        b'{"a": {}}',
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": 1}}',
+        b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0.0, 0.0]}}',
+        b'{"a": {"dtype": "F32", "shape": [0.0], "data_offsets": [0, 0]}}',
+    ],
 )
 def test_a_damaged_header_is_named(tmp_path, header):
     source = write_hf(tmp_path / "source", hf_config("llama"), hf_tensors("llama"))

@@ -12,6 +12,7 @@ from models.hugging_face import tokens, transformers_logits
 from safetensors.numpy import load_file
 
 from ckpt_convert import ConversionError, convert, export, load, mxfp4
+from ckpt_convert.tensors import TensorInfo
 from specjax.models.decoder import DecoderTarget
 
 pytestmark = pytest.mark.fast
@@ -111,6 +112,10 @@ def _short_scales(name, held):
     held[f"{name}_scales"] = held[f"{name}_scales"][:, 1:]
 
 
+def _scales_of_another_type(name, held):
+    held[f"{name}_scales"] = held[f"{name}_scales"].astype(np.float32)
+
+
 def _no_number(name, held):
     held[f"{name}_scales"][0, 0, 0] = 255
 
@@ -123,6 +128,7 @@ def _no_number(name, held):
             _short_scales,
             r"has MXFP4 blocks of shape \[6, 64, 2, 16\] for scales of shape \[6, 63, 2\]",
         ),
+        (_scales_of_another_type, "has MXFP4 scales of type F32, not U8"),
         (_no_number, "has MXFP4 scales that are no numbers; fetch it again"),
     ],
 )
@@ -134,3 +140,14 @@ def test_damaged_scales_are_named(damage, said, tmp_path):
     with pytest.raises(ConversionError, match=f"{name} {said}"):
         convert(tmp_path / "source", tmp_path / "converted")
     assert not (tmp_path / "converted").exists()
+
+
+def test_what_is_there_twice_or_is_no_stack_is_not_read():
+    blocks, scales = TensorInfo((4, 32, 1, 16), "U8"), TensorInfo((4, 32, 1), "U8")
+    packed_one = {"x_blocks": blocks, "x_scales": scales}
+    assert mxfp4.joined(packed_one) == {"x": TensorInfo((4, 32, 32), "MXFP4")}
+    twice = packed_one | {"x": TensorInfo((4, 32, 32), "BF16")}
+    assert mxfp4.joined(twice) == twice
+    # A matrix (outputs, inputs) is no stack of them the other way round.
+    single = {"x_blocks": TensorInfo((32, 1, 16), "U8"), "x_scales": TensorInfo((32, 1), "U8")}
+    assert mxfp4.joined(single) == single

@@ -236,6 +236,12 @@ def test_a_damaged_manifest(converted):
     manifest.write_text(json.dumps(entries | {"version": 99}))
     with pytest.raises(ConversionError, match="version 99"):
         load_config(converted)
+    manifest.write_text(json.dumps(entries | {"config": entries["config"] | {"invented": 1}}))
+    with pytest.raises(ConversionError, match="'invented' is not known.*newer specjax"):
+        load_config(converted)
+    manifest.write_text(json.dumps(entries | {"files": None}))
+    with pytest.raises(ConversionError, match="it lists no files"):
+        load_config(converted)
     del entries["config"]["hidden_size"]
     manifest.write_text(json.dumps(entries))
     with pytest.raises(ConversionError, match=r"config\.json is damaged"):

@@ -1,7 +1,7 @@
 """The decoder against a transformer in NumPy that sees the whole sequence at once."""
 
 import functools
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from fixtures import TINY_CONFIG, decoder_oracle, decoder_residuals, random_para
 
 from specjax.models import DecoderConfig, DecoderTarget, Rope
 from specjax.models.decoder import unstack
+from specjax.models.settings import check_numbers
 from specjax.prefill import prefill
 from specjax.sharding import make_mesh, parameter_shardings, row_shardings
 from specjax.tree import chain
@@ -303,6 +304,38 @@ def test_impossible_configurations_are_refused():
         replace(TINY_CONFIG, ropes=(Rope(), None, Rope(partial=0.5)))
     with pytest.raises(ValueError, match="norm 'batch' is not known; known: rms, "):
         replace(TINY_CONFIG, norm="batch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_layers": 0}, "num_layers: 0 is no whole number above 0"),
+        ({"head_dim": True}, "head_dim: True is no whole number"),
+        ({"windows": (None, 8, -1)}, "windows: -1 is no whole number"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps: -1e-05 is no number above 0"),
+        ({"logit_softcap": float("nan")}, "logit_softcap: nan is no number"),
+    ],
+)
+def test_numbers_of_no_use_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        replace(TINY_CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"theta": float("inf")}, {"factor": 0.0}, {"long_factors": (1.0, -2.0)}]
+)
+def test_a_rotation_by_no_number_is_refused(changes):
+    with pytest.raises(ValueError, match=": (inf|0.0|-2.0) is no number above 0"):
+        Rope(**changes)
+
+
+@pytest.mark.parametrize("kind", [int, float, int | None])
+@pytest.mark.parametrize("value", ["64", [64], (64,)])
+def test_what_should_be_a_number_is_refused(kind, value):
+    """In a class whose types nobody checks, as tests do those of specjax."""
+    check_numbers(make_dataclass("Settings", [("width", kind)])(64))
+    with pytest.raises(ValueError, match="width: .*64.* is no "):
+        check_numbers(make_dataclass("Settings", [("width", kind)])(value))
 
 
 @pytest.mark.parametrize("stacked", [True, False])

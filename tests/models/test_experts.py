@@ -100,6 +100,19 @@ def test_each_way_adds_biases_and_bounds_what_it_multiplies(way):
         np.testing.assert_allclose(mixed[place], expected, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((4, 5), "5 experts cannot be taken out of 4"),
+        ((4, 0), "chosen: 0 is no whole number"),
+        ((-4, -5), "count: -4 is no whole number"),
+    ],
+)
+def test_impossible_choices_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Routing(*settings)
+
+
 def test_equally_likely_experts_are_taken_in_order():
     share, chosen = experts.route(
         jnp.ones((1, 2, WIDTH)), jnp.zeros((WIDTH, COUNT)), Routing(COUNT, CHOSEN)
