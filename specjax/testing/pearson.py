@@ -22,7 +22,8 @@ class Fit(NamedTuple):
 
     ``rare`` is the mass of all cells expected less than 10 times together, for which the law of
     the statistic would be wrong; ``rare_p`` is the exact tail of how often they were drawn, 1 if
-    there are none. One draw of what has probability 0 makes the statistic infinite.
+    there are none. Where together they are expected more often, they are one cell of the statistic
+    and ``pooled`` is their mass. One draw of what has probability 0 makes the statistic infinite.
     """
 
     statistic: float
@@ -30,6 +31,7 @@ class Fit(NamedTuple):
     samples: int
     rare: float
     rare_p: float
+    pooled: float = 0.0
 
     @property
     def p_value(self) -> float:
@@ -42,13 +44,14 @@ class Fit(NamedTuple):
     def detectable_tv(self, probability: float, alpha: float) -> float:
         """The total variation from which on any bias has a p-value below ``alpha`` so often.
 
-        What rare cells could gain before their own tail shows it, or lose, is added.
+        What rare cells could gain before their own tail shows it, or lose, is added, and so is what
+        could be moved among those that are one cell.
         """
         level = alpha / 2 if self.rare else alpha
         found = smallest_tv(
             self.samples, cells=self.degrees + 1, probability=probability, alpha=level
         )
-        return min(1.0, found + self._hidden(probability, level))
+        return min(1.0, found + self._hidden(probability, level) + self.pooled)
 
     def _hidden(self, probability: float, level: float) -> float:
         if not self.rare:
@@ -103,11 +106,12 @@ def fit(counts: Int[np.ndarray, " cells"], law: Float[np.ndarray, " cells"]) -> 
     law = _checked(np.asarray(law, np.float64))
     law, samples = law / law.sum(), int(counts.sum())
     rare = law * samples < FEWEST_EXPECTED
-    mass = float(law[rare].sum())
+    mass, pooled = float(law[rare].sum()), 0.0
     if mass * samples >= FEWEST_EXPECTED:
         often = np.append(counts[~rare], counts[rare].sum())
         statistic, degrees = _statistic(often, np.append(law[~rare], mass) * samples)
         mass_apart, rare_p = 0.0, 1.0
+        pooled = mass if np.count_nonzero(law[rare]) > 1 else 0.0
     else:
         often, kept = counts[~rare], law[~rare]
         statistic, degrees = _statistic(often, kept / max(kept.sum(), 1e-300) * often.sum())
@@ -115,7 +119,7 @@ def fit(counts: Int[np.ndarray, " cells"], law: Float[np.ndarray, " cells"]) -> 
         rare_p = float(special.bdtrc(counts[rare].sum() - 1, samples, mass)) if mass else 1.0
     if np.any(counts[law == 0]):
         statistic = math.inf
-    return Fit(statistic, degrees, samples, mass_apart, rare_p)
+    return Fit(statistic, degrees, samples, mass_apart, rare_p, pooled)
 
 
 def detectable_tv(

@@ -103,6 +103,17 @@ def test_rare_cells_together_are_one_where_they_are_not_rare():
     law = np.array([0.6, 0.3, *[0.001] * 100])
     found = fit(np.array([600, 300, *[1] * 100]), law)
     assert found.degrees == 2 and found.rare == 0
+    assert found.pooled == pytest.approx(0.1)
+
+
+def test_what_moves_among_cells_that_are_one_is_not_said_to_be_found():
+    rows, law = 50_000, np.array([0.6, 0.3, *[1e-4] * 1000])
+    counts = np.array([30_000, 15_000, *[10] * 500, *[0] * 500])
+    found = fit(counts, law)
+    assert found.p_value == 1.0
+    moved = np.abs(counts / rows - law).sum() / 2
+    assert moved == pytest.approx(0.05) and found.detectable_tv(0.99, 1e-6) > moved
+    assert fit(counts[:3], np.array([0.6, 0.3, 0.1])).pooled == 0
 
 
 @pytest.mark.parametrize("gains", [[0], [2], [1], [2, 3, 4]])
