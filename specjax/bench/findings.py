@@ -11,17 +11,26 @@ from typing import Any
 def writable(path: str | Path) -> Path:
     """``path``, if it can be written to; raises ValueError, naming the reason, if not."""
     target = Path(path)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise ValueError(f"cannot write {path}: its folder does not exist, or it is a folder")
-    existed = target.exists()
     try:
+        if target.is_dir() or not target.absolute().parent.is_dir():
+            raise ValueError(f"cannot write {path}: its folder does not exist, or it is a folder")
+        existed = target.exists()
         with open(target, "ab"):
             pass
+        if not existed:
+            target.resolve().unlink()  # of a link that led nowhere, what it leads to
+        if is_replaced(target):
+            handle, partial = _beside(target.resolve())
+            os.close(handle)
+            os.unlink(partial)
     except OSError as fault:
         raise _unwritable(target, fault) from None
-    if not existed:
-        target.unlink()
     return target
+
+
+def is_replaced(path: Path) -> bool:
+    """Whether a new file takes the path's place; a device or a pipe (/dev/stdout) stays."""
+    return path.is_file() or not path.exists()
 
 
 def write_json(path: Path, found: Any) -> None:
@@ -32,17 +41,21 @@ def write_json(path: Path, found: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file, or none. Raises ValueError where the disk does not take all of it."""
     try:
-        # A device or a pipe (/dev/stdout) must not be replaced by a file.
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
+        if is_replaced(path):
             _replace(path.resolve(), text)
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as fault:
         raise _unwritable(path, fault) from None
 
 
+def _beside(path: Path) -> tuple[int, str]:
+    """A new file in the same folder, whose name is short however long the path's is."""
+    return tempfile.mkstemp(dir=path.parent, prefix=".specjax-")
+
+
 def _replace(path: Path, text: str) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, partial = _beside(path)
     try:
         with open(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
