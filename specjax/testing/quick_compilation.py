@@ -15,26 +15,32 @@ def jit_quickly(function: Callable[..., Any], **options: Any) -> Callable[..., A
     """`jax.jit` with these ``options``: two thirds of the time to compile, about as fast to run."""
 
     @functools.cache
-    def jitted(fewer):
-        compiler_options = known(OLDER_EMITTERS) | (known(FEWER_PASSES) if fewer else {})
-        return jax.jit(function, compiler_options=compiler_options, **options)
+    def jitted(*chosen):
+        return jax.jit(function, compiler_options=dict(chosen), **options)
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        # Who has asked JAX for hardly any optimisation is not given more.
-        fewer = not jax.config.values["jax_disable_most_optimizations"]
-        return jitted(fewer)(*args, **kwargs)
+        return jitted(*fewer_optimisations().items())(*args, **kwargs)
 
     return call
 
 
+def fewer_optimisations() -> dict[str, Any]:
+    """The compiler's options that `jit_quickly` gives; none where XLA knows none of them."""
+    # Who has asked JAX for hardly any optimisation is not given more.
+    hardly_any = jax.config.values["jax_disable_most_optimizations"]
+    return known(OLDER_EMITTERS if hardly_any else OLDER_EMITTERS | FEWER_PASSES)
+
+
 def known(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that this XLA knows: their names are not promised."""
-    return {name: value for name, value in options.items() if _is_known(name, value)}
+    """Those that XLA knows for the device in use: their names are not promised."""
+    # An array made now, wherever the caller's settings put it.
+    platform = jax.device_put(0.0).devices().pop().platform
+    return {name: value for name, value in options.items() if _is_known(platform, name, value)}
 
 
 @functools.cache
-def _is_known(name, value) -> bool:
+def _is_known(platform, name, value) -> bool:
     try:
         jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(1.0).compile()
     except Exception:  # XLA's, of no documented type
