@@ -17,6 +17,21 @@ from specjax.types import NO_TOKEN, Generation
 
 CHUNK = 8
 Settings = tuple[Mapping[str, Any], ...]
+# Parameters that are a number a row, as they are where nothing is asked for; and all others.
+NUMBERS = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+}
+OTHERS = (
+    *("logit_bias", "allowed_token_ids", "banned_token_ids", "bad_words", "stop_token_ids"),
+    *("grammar", "logits_processor", "num_speculative_tokens"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +42,8 @@ class LoopSampler:
     `specjax.testing.tables.Table` does. ``settings`` are parameters in the names of
     `specjax.testing.reference.log_probs`; of several, each row takes one at random, so that rows
     asked for different things lie side by side and their law is the average.
-    ``num_speculative_tokens`` among them limits what a row drafts.
+    ``num_speculative_tokens`` among them limits what a row drafts. Raises ValueError for a
+    parameter of another name.
     """
 
     model: Any
@@ -36,6 +52,12 @@ class LoopSampler:
     drafter: Any = None
     drafter_params: Any = None
     settings: Settings = ({},)
+
+    def __post_init__(self):
+        for name in {name for setting in self.settings for name in setting}:
+            if name not in (*NUMBERS, *OTHERS):
+                known = ", ".join((*NUMBERS, *OTHERS))
+                raise ValueError(f"unknown parameter {name!r}; known: {known}")
 
     def __call__(self, seed: int, rows: int) -> Int[Array, "rows depth"]:
         generation = self.generate(seed, rows)
@@ -99,20 +121,10 @@ def _for_reference(setting):
 
 def _sampling(settings, of_row, ends, vocabulary) -> Sampling:
     """The parameters of each row; what no setting has is left out."""
-    plain = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "min_tokens": 0,
-    }
     used = {name for setting in settings for name in setting}
     columns: dict[str, Any] = {
         name: np.array(_column(settings, name, default))[of_row]
-        for name, default in plain.items()
+        for name, default in NUMBERS.items()
         if name in used
     }
     if "min_tokens" in used:

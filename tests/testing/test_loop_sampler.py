@@ -50,3 +50,8 @@ def test_parameters_that_are_absent_are_absent(scale):
     settings = ({"temperature": 0.7},)
     assert outcome(settings, law, scale(30_000, 400_000)).passed
     assert outcome(settings, law, scale(30_000, 400_000), NoDraft()).passed
+
+
+def test_a_parameter_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(ValueError, match="unknown parameter 'topk'; known: temperature, top_k"):
+        LoopSampler(TABLE, DEPTH, "block", settings=({"temperature": 1.0}, {"topk": 2}))
