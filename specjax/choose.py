@@ -103,6 +103,7 @@ AHEAD = 1e6
 
 _DRAWS = {"sample": _sample, "coupled": _coupled, "top_k": _top_k, "top_and_one": _top_and_one}
 _REPORTED = {"sample": _all, "coupled": _nothing, "top_k": _nothing, "top_and_one": _rest}
+WAYS = tuple(_DRAWS)
 
 
 def _largest(

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax import loop
 from specjax.accept import rule_name
+from specjax.choose import WAYS
 from specjax.prefill import Prefilled, prefill
 from specjax.sharding import check_mesh, parameter_formats, replicated, row_shardings
 from specjax.types import STOPPED, Drafter, Request, Rule, SpecState, Target, Trace
@@ -131,6 +132,8 @@ class Programs:
 def check_compatible(drafter: Drafter, rule: Rule) -> None:
     """Refuses a drafter that a rule cannot verify without loss, naming the reason."""
     name = rule_name(rule)
+    if rule.draws not in WAYS:
+        raise ValueError(f"rule '{name}' draws by {rule.draws!r}; known: {', '.join(WAYS)}")
     if not drafter.is_chain and not rule.trees:
         raise ValueError(f"rule '{name}' verifies chains only, and this drafter drafts trees")
     if drafter.reranks and rule.draws in ("sample", "top_and_one"):

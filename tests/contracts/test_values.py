@@ -19,9 +19,10 @@ from fixtures import (
     tiny_host,
 )
 
-from specjax.accept import RULES, default_rule
+from specjax.accept import RULES, Rejection, default_rule
 from specjax.choose import chooser
-from specjax.draft import DRAFTERS
+from specjax.draft import DRAFTERS, NoDraft
+from specjax.programs import check_compatible
 from specjax.tree import depth, reachable
 from specjax.types import Context
 
@@ -85,6 +86,11 @@ def test_a_window_below_one_is_refused_by_name(name, option):
     host = table_host() if method(name).target is table_host().target else tiny_host()
     with pytest.raises(ValueError, match=option):
         build(name, host, **{option: 0})
+
+
+def test_a_way_to_draw_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(ValueError, match="rule 'Rejection' draws by 'beam'; known: sample, coup"):
+        check_compatible(NoDraft(), Rejection(draws="beam"))
 
 
 def test_a_target_without_layers_is_refused_by_name():
