@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, and one line where something is wrong."""
 
+import errno
 import io
 import json
 import os
@@ -341,6 +342,11 @@ def test_a_certificate_that_cannot_be(refused, tiny, options, sentence):
         (["--drafter", "medusa9"], "unknown drafter 'medusa9'; known: none, ngram"),
         (["--rule", "typical"], "rule 'typical' is lossy and cannot be certified as lossless"),
         (["--rule", "greedy", "--drafter", "ngram"], "no check has a rule among greedy and"),
+        (["--seed", "-1"], "seed is -1: it must be at least 0"),
+        (["--seed", 10**30], "it must be less than 2**32"),
+        (["--claim", "lossy", "--drafter", "ngram"], "no check that was asked for has a lossy"),
+        (["--json", "one", "--markdown", "./one"], "cannot hold both JSON and Markdown"),
+        (["--json", "n" * 300], "File name too long"),
         (["--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
         (["--markdown", "/nowhere/out.md"], "cannot write /nowhere/out.md"),
         (["--num-prompts", "3"], "--num-prompts means nothing to the certificate of laws"),
@@ -508,6 +514,33 @@ def test_looking_whether_a_place_is_writable_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "old.json").write_text("old")
     writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "old"
+
+
+def test_findings_may_have_the_longest_name_that_there_is(tmp_path):
+    file = writable(tmp_path / ("n" * 255))
+    write_json(file, {"a": 1})
+    assert json.loads(file.read_text()) == {"a": 1}
+    with pytest.raises(ValueError, match="cannot write .*: File name too long"):
+        writable(tmp_path / ("n" * 256))
+
+
+def test_a_link_that_leads_nowhere_yet_leads_to_the_findings(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "found.json")
+    write_json(writable(tmp_path / "link"), {"a": 1})
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "found.json").is_file()
+
+
+def test_a_folder_that_takes_no_new_file_is_known_before(tmp_path, monkeypatch):
+    """Though the old file could be written to: a whole one takes its place, or none."""
+    (tmp_path / "old.json").write_text("old")
+
+    def refusing(**_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("tempfile.mkstemp", refusing)
+    with pytest.raises(ValueError, match="old.json: Permission denied; choose another place"):
+        writable(tmp_path / "old.json")
     assert (tmp_path / "old.json").read_text() == "old"
 
 

@@ -9,6 +9,7 @@ from specjax.bench.table import table
 from specjax.testing.acceptance import Acceptance, acceptance_table
 from specjax.testing.power_analysis import PROBABILITY
 
+LOSSLESS = "lossless"
 ACCEPTANCE = (
     "Accepted tokens a round, with their standard error, and their share of the most that any "
     "lossless rule could accept of drafts drawn so:"
@@ -88,6 +89,7 @@ class Certificate:
     mutants: tuple[Caught, ...]
     versions: dict[str, str]
     acceptance: tuple[Acceptance, ...] = ()
+    compiler_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -104,22 +106,37 @@ class Certificate:
         missed = [one.mutant for one in self.mutants if not one.found]
         if missed:
             return f"NOT certified: mutants were not found: {', '.join(missed)}"
-        return f"certified: {len(self.lines)} checks, none failed"
+        if not self._lossless:
+            return f"NOT lossless, as claimed: {len(self.lines)} checks"
+        return f"certified: {len(self._lossless)} checks, none failed"
+
+    @property
+    def _lossless(self) -> list[Line]:
+        return [line for line in self.lines if line.claim == LOSSLESS]
 
     @property
     def notes(self) -> list[str]:
         found = "was found" if self.injected.found else "was NOT found"
         return [
-            f"Any bias of total variation >= {self.tv:.1%}, in any direction, is found with "
-            f"probability {PROBABILITY:g} in each check; a right rule fails some check with "
+            f"Any bias of total variation >= {self._found_by_all:.2%}, in any direction, is found "
+            f"with probability {PROBABILITY:g} in each check; a right rule fails some check with "
             f"probability {self.alpha:g} at most (Holm).",
             f"An injected bias of {self.injected.tv:.1%} {found} "
             f"(p = {self.injected.p_value:.1e}).",
             self._about_mutants(),
-            "The programs are those of `specjax.generate`, compiled with fewer optimisations.",
+            self._about_programs(),
             f"Seed {self.seed}: a rerun with the same seed repeats this run and is no new "
             "evidence.",
         ]
+
+    @property
+    def _found_by_all(self) -> float:
+        return max([self.tv, *(line.detectable_tv for line in self._lossless)])
+
+    def _about_programs(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in self.compiler_options.items())
+        how = f"with fewer optimisations ({given})" if given else "as it compiles them"
+        return f"The programs are those of `specjax.generate`, compiled {how}."
 
     def _about_mutants(self) -> str:
         if not self.mutants:

@@ -20,11 +20,20 @@ from tqdm.auto import tqdm
 
 from specjax import __version__
 from specjax.accept import RULES, default_rule
-from specjax.bench.findings import writable, write_json, write_text
+from specjax.bench.findings import is_replaced, writable, write_json, write_text
 from specjax.checkpoint import Model, load
+from specjax.choose import WAYS
 from specjax.compilation_cache import enable_compilation_cache
+from specjax.sampling_params import require_integer
 from specjax.testing.acceptance import Acceptance, acceptance_table, synthetic_report
-from specjax.testing.certificate import ACCEPTANCE, Caught, Certificate, Injected, Line
+from specjax.testing.certificate import (
+    ACCEPTANCE,
+    LOSSLESS,
+    Caught,
+    Certificate,
+    Injected,
+    Line,
+)
 from specjax.testing.checkpoint_checks import (
     CELLS,
     Checkpoint,
@@ -33,11 +42,12 @@ from specjax.testing.checkpoint_checks import (
 )
 from specjax.testing.checkpoint_checks import ROWS_OF_BUDGET as CHECKPOINT_ROWS
 from specjax.testing.checkpoint_checks import gather as gather_of_checkpoint
-from specjax.testing.checks import CHAIN, Check, checks
+from specjax.testing.checks import CHAIN, Check, checks, require_known
 from specjax.testing.evidence import Evidence, biased_table, gather, sampled
 from specjax.testing.loop_sampler import LoopSampler
 from specjax.testing.mutants import CHECKS, MUTANTS, ROWS_OF_BUDGET, run_checks
 from specjax.testing.power_analysis import ALPHA, PROBABILITY, holm, rows_needed, smallest_tv
+from specjax.testing.quick_compilation import fewer_optimisations
 from specjax.testing.tables import DEPTH, TABLES
 from specjax.testing.text_laws import text_acceptance
 
@@ -46,6 +56,7 @@ REPORT_OF_BUDGET = {"fast": {"pairs": 16, "drafts": 48}, "full": {"pairs": 64, "
 TEXT_OF_BUDGET = {"fast": {"positions": 96, "drafts": 8}, "full": {"positions": 384, "drafts": 16}}
 # The bias that a budget is sure to find, in total variation.
 TV_OF_BUDGET = {"fast": 0.01, "full": 0.003}
+CLAIMS = (LOSSLESS, "lossy")
 EXACT = 1e-9
 MOST_WORKERS = 4
 
@@ -70,15 +81,19 @@ def certify(
 
     Raises ValueError for what cannot be checked, before anything is compiled.
     """
+    _check_seed(seed)
     _check_claim(claim, rules, registry)
     chosen = checks(budget, rules, drafters, registry)
     if claim == "lossy":
         chosen = [check for check in chosen if not registry[check.rule].lossless]
+        if not chosen:
+            raise ValueError("no check that was asked for has a lossy rule: leave --claim out")
     tv = TV_OF_BUDGET[budget] if tv is None else tv
     family = max(1, sum(registry[check.rule].lossless for check in chosen))
     rows = rows_needed(tv, checks=family)
     mutants = () if rules or drafters else MUTANTS
     judged = {check.rule: registry[check.rule] for check in chosen}
+    require_known("way to draw", [rule.draws for rule in judged.values()], WAYS)
     report = partial(synthetic_report, _sampling(judged), seed=seed, **REPORT_OF_BUDGET[budget])
     injected, acceptance, caught, found = _work(
         partial(_inject, tv, family, seed),
@@ -87,13 +102,19 @@ def certify(
         [partial(gather, check, registry, rows, seed) for check in chosen],
     )
     lines = tuple(_judged(chosen, found, registry, family))
-    return Certificate(budget, seed, ALPHA, tv, lines, injected, caught, _versions(), acceptance)
+    about = _versions(), acceptance, fewer_optimisations()
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, caught, *about)
 
 
 def certify_checkpoint(
     model: Model, *, budget: str = "fast", seed: int = 0, registry: Mapping[str, Any] = RULES
 ) -> Certificate:
-    """The certificate of one checkpoint, on its own law; its rows find less than a table's."""
+    """The certificate of one checkpoint, on its own law; its rows find less than a table's.
+
+    Raises ValueError for what cannot be checked, before anything is compiled.
+    """
+    _check_seed(seed)
+    require_known("budget", [budget], CHECKPOINT_ROWS)
     checkpoint = Checkpoint(model)
     chosen = checkpoint_checks(checkpoint)
     rows, family = CHECKPOINT_ROWS[budget], len(chosen)
@@ -111,7 +132,8 @@ def certify_checkpoint(
         [partial(gather_of_checkpoint, one, checkpoint, registry, rows, seed) for one in chosen],
     )
     lines = tuple(_judged(chosen, found, registry, family))
-    return Certificate(budget, seed, ALPHA, tv, lines, injected, (), _versions(), acceptance)
+    about = _versions(), acceptance, fewer_optimisations()
+    return Certificate(budget, seed, ALPHA, tv, lines, injected, (), *about)
 
 
 def _sampling(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +162,15 @@ def _work(
                 raise
 
 
+def _check_seed(seed: int) -> None:
+    require_integer("seed", seed, at_least=0)
+    # `jax.random.key` would drop what lies beyond: two seeds would be one.
+    if seed >= 1 << 32:
+        raise ValueError(f"seed is {seed}: it must be less than 2**32")
+
+
 def _check_claim(claim: str, rules: Sequence[str], registry) -> None:
+    require_known("claim", [claim], CLAIMS)
     for name in rules:
         if name in registry and registry[name].lossless != (claim == "lossless"):
             other = "lossy" if claim == "lossless" else "lossless"
@@ -199,7 +229,7 @@ def _line(
         shape=check.shape,
         model=check.model,
         asks=check.asks,
-        claim="lossless" if lossless else f"lossy, TV = {one.exact_error:.2g}",
+        claim=LOSSLESS if lossless else _lossy(one.exact_error),
         exact_error=one.exact_error,
         statistic=one.fit.statistic,
         degrees=one.fit.degrees,
@@ -211,6 +241,10 @@ def _line(
         compared_rows=one.compared,
         faults=tuple(_faults(one, adjusted)) if adjusted is not None else (),
     )
+
+
+def _lossy(exact_error: float | None) -> str:
+    return "lossy" if exact_error is None else f"lossy, TV = {exact_error:.2g}"
 
 
 def _faults(one: Evidence, adjusted: float) -> Iterator[str]:
@@ -244,6 +278,8 @@ def run(
     With a ``model`` it is `certify_checkpoint` of that checkpoint.
     """
     json, markdown = writable(json), writable(markdown)
+    if json.resolve() == markdown.resolve() and is_replaced(json):
+        raise ValueError(f"{json} cannot hold both JSON and Markdown: name two files")
     enable_compilation_cache()
     if model is None:
         certificate = certify(**options)

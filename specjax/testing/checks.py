@@ -1,7 +1,7 @@
 """What a certificate checks: every rule on every shape of draft, every drafter, every parameter."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,15 +134,17 @@ def checks(
 ) -> list[Check]:
     """The checks of a budget, those of certain rules and drafters only where any are named.
 
-    Raises ValueError for names that are unknown, and where nothing is left to check.
+    Drafters and parameters are checked under rules of the registry only. Raises ValueError for
+    names that are unknown, and where nothing is left to check.
     """
-    _known("rule", rules, registry)
-    _known("drafter", drafters, DRAFTERS)
+    require_known("budget", [budget], BUDGETS)
+    require_known("rule", rules, registry)
+    require_known("drafter", drafters, DRAFTERS)
     every = [*_of_rules(budget, registry), *_of_drafters(), *_of_parameters()]
     chosen = [
         check
         for check in every
-        if (not rules or check.rule in rules) and (not drafters or check.drafter in drafters)
+        if check.rule in (rules or registry) and (not drafters or check.drafter in drafters)
     ]
     if not chosen:
         raise ValueError(
@@ -183,7 +185,8 @@ def _of_parameters() -> Iterator[Check]:
         yield Check(default_rule(True), "draft_model", CHAIN, "trigram", whole, asks)
 
 
-def _known(kind: str, names, registry) -> None:
+def require_known(kind: str, names: Iterable[str], registry: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not in the registry."""
     unknown = [name for name in names if name not in registry]
     if unknown:
         raise ValueError(f"unknown {kind} {unknown[0]!r}; known: {', '.join(registry)}")

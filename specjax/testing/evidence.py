@@ -56,13 +56,20 @@ def gather(check: Check, rules: Any, rows: int, seed: int) -> Evidence:
     law = mixture_law(model, DEPTH, check.settings)
     fit = sampled(sampler, law, rows, seed).fit
     if hasattr(rule, "stop_law"):
-        tables = TABLES.values() if rule.lossless else [TABLES[check.model]]
-        parents = SHAPES[check.shape]
-        return Evidence(exact_error(rule, parents, tables) if check.is_of_rule else None, fit)
+        return Evidence(_of_round(check, rule), fit)
+    if rule.draws != "coupled" and not rule.greedy_only:
+        return Evidence(None, fit)
     compared = calls_of(rows)[1]
     plain = LoopSampler(model, DEPTH, RULES["matching"], NoDraft(), None, check.settings)
     differs = np.any(np.asarray(sampler(seed, compared)) != np.asarray(plain(seed, compared)), 1)
     return Evidence(None, fit, int(differs.sum()), compared)
+
+
+def _of_round(check: Check, rule: Any) -> float | None:
+    if not check.is_of_rule:
+        return None
+    tables = TABLES.values() if rule.lossless else [TABLES[check.model]]
+    return exact_error(rule, SHAPES[check.shape], tables)
 
 
 def sampled(sampler: LoopSampler, law: Any, rows: int, seed: int) -> JointLawResult:
@@ -78,10 +85,12 @@ def exact_error(
 
     In float64, by summing over every draft of this shape, every stop and every next token.
     """
+    # What the noise does is out of its sight, so that coupled drafts are any others to it.
+    draws = "sample" if rule.draws == "coupled" else rule.draws
     depth = 1 + max(_depth(parents, node) for node in range(len(parents)))
     errors = []
     for table in tables:
-        law = exact_law(rule, *_contexts(table, depth), np.array(parents, np.int32))
+        law = exact_law(rule, *_contexts(table, depth), np.array(parents, np.int32), draws)
         errors.append(float(np.abs(np.asarray(law.joint) - np.asarray(law.target)).sum() / 2))
     return max(errors)
 

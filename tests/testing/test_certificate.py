@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ from specjax.accept import RULES
 from specjax.accept.rejection import Rejection
 from specjax.draft import DRAFTERS
 from specjax.sampling_params import SamplingParams
-from specjax.testing import certification
-from specjax.testing.certificate import Caught, Certificate, Injected
+from specjax.testing import certification, evidence
+from specjax.testing.certificate import Caught, Certificate, Injected, Line
 from specjax.testing.certification import _hunt, certify, certify_checkpoint, run
 from specjax.testing.checkpoint_checks import Checkpoint, CheckpointCheck, checkpoint_checks
 from specjax.testing.checks import BUDGETS, CHAIN, SHAPES, SHAPES_OF_BUDGET, TABLES, checks
 from specjax.testing.evidence import biased_table, exact_error
+from specjax.testing.pearson import fit
 
 # Not of the law: how many, how long, how it is told, and what the text is cut at.
 NOT_OF_THE_LAW = {
@@ -90,7 +92,91 @@ def test_a_claim_that_a_rule_cannot_make_is_refused_by_name(rule, claim):
         certify(rules=[rule], claim=claim)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seed": -1}, "seed is -1: it must be at least 0"),
+        ({"seed": 1 << 32}, r"seed is 4294967296: it must be less than 2\*\*32"),
+        ({"budget": "huge"}, "unknown budget 'huge'; known: fast, full"),
+        ({"claim": "sound"}, "unknown claim 'sound'; known: lossless, lossy"),
+        ({"claim": "lossy", "drafters": ["ngram"]}, "no check that was asked for has a lossy rule"),
+        ({"registry": {}}, "no check has a rule"),
+        ({"registry": {"mine": Rejection(draws="beam")}}, "unknown way to draw 'beam'; known: sam"),
+    ],
+)
+def test_what_cannot_be_certified_is_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        certify(**options)
+
+
+@pytest.mark.parametrize("options", [{"seed": -1}, {"budget": "huge"}])
+def test_a_checkpoint_is_refused_likewise(options):
+    with pytest.raises(ValueError, match="seed is -1|unknown budget 'huge'"):
+        certify_checkpoint(tiny_model(), **options)
+
+
+def test_a_registry_of_ones_own_is_all_that_is_checked():
+    listed = checks("fast", registry={"mine": RULES["recursive"], "matching": RULES["matching"]})
+    assert {check.rule for check in listed} == {"mine", "matching"}
+    assert {(check.drafter, check.shape) for check in listed if check.rule == "mine"} == {
+        ("draft_model", CHAIN),
+        ("tree", "tree"),
+    }
+    assert {check.drafter for check in listed if not check.is_of_rule} == {"none", "ngram"}
+
+
 # --- what is found ---
+
+
+FIT = fit(np.array([5_000, 5_100]), np.array([0.5, 0.5]))
+
+
+@dataclasses.dataclass(frozen=True)
+class OfItsOwn:
+    """A rule that is no law, and that draws otherwise than plain decoding does."""
+
+    lossless: bool
+    draws: str = "sample"
+    trees: bool = False
+    greedy_only: bool = False
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_a_rule_of_neither_law_nor_plain_tokens_is_judged_by_its_sampled_law(monkeypatch, lossless):
+    monkeypatch.setattr(evidence, "sampled", lambda *_: types.SimpleNamespace(fit=FIT))
+    registry = {"mine": OfItsOwn(lossless)}
+    (check,) = checks("fast", registry=registry)
+    found = evidence.gather(check, registry, 100, seed=0)
+    assert found.exact_error is None and found.different is None
+    (line,) = certification._judged([check], [found], registry, 1)
+    assert line.passed and line.claim == ("lossless" if lossless else "lossy")
+    injected = Injected(0.01, 0.0, True)
+    certificate = Certificate("fast", 0, 1e-6, 0.01, (line,), injected, (), {})
+    said = "certified: 1 checks, none failed" if lossless else "NOT lossless, as claimed: 1 checks"
+    assert certificate.passed and certificate.conclusion == said
+
+
+def test_a_law_of_coupled_drafts_is_summed_as_of_any_others():
+    """That its drafts are no draws from their law shows when it is sampled."""
+    rule = Rejection(draws="coupled")
+    assert exact_error(rule, (-1, 0), [TABLES["trigram"]]) < 1e-12
+
+
+def test_a_certificate_says_what_every_line_finds_and_how_programs_were_compiled():
+    line = Line("r", "d", "s", "m", "", "lossless", 0.0, 1.0, 1, 9, 1.0, 1.0, 0.034, None, 0, ())
+    injected = Injected(0.01, 0.0, True)
+    plain = Certificate("fast", 0, 1e-6, 0.01, (line,), injected, (), {})
+    assert "Any bias of total variation >= 3.40%" in plain.notes[0]
+    assert "compiled as it compiles them." in plain.as_markdown()
+    given = dataclasses.replace(plain, compiler_options={"level": 1, "quick": True})
+    assert "compiled with fewer optimisations (level=1, quick=True)." in given.as_markdown()
+
+
+def test_json_and_markdown_are_two_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="cannot hold both JSON and Markdown: name two files"):
+        run(json="found", markdown=tmp_path / "found")
+    assert list(tmp_path.iterdir()) == []
 
 
 class TargetForResidual(Rejection):
