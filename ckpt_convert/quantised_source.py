@@ -63,19 +63,21 @@ def _method(settings: Mapping[str, Any]) -> str | None:
 def _is_fp8(settings: Mapping[str, Any]) -> bool:
     method = settings.get("quant_method")
     if method == "compressed-tensors":
-        return bool(_compressed(settings)) and set(_compressed(settings)) == {(8, "float")}
+        kinds = _compressed(settings)
+        return bool(kinds) and all(kind == (8, "float") for kind in kinds)
     if method == "modelopt":
         return settings.get("quant_algo") == "FP8"
     return method in ("fp8", "fbgemm_fp8")
 
 
 def _compressed(settings: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    groups = settings.get("config_groups")
-    every = groups.values() if isinstance(groups, Mapping) else ()
-    weights = [group.get("weights") for group in every if isinstance(group, Mapping)]
-    return [
-        (kind.get("num_bits"), kind.get("type")) for kind in weights if isinstance(kind, Mapping)
-    ]
+    groups = _object(settings.get("config_groups")).values()
+    weights = [_object(_object(group).get("weights")) for group in groups]
+    return [(kind.get("num_bits"), kind.get("type")) for kind in weights]
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _any_matches(pattern: str, names: Iterable[str]) -> bool:

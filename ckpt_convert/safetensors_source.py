@@ -298,6 +298,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, 8 + length, name, entry) for name, entry in header.items()}
+    except ConversionError:
+        raise
     except (AttributeError, LookupError, TypeError, ValueError) as fault:
         raise ConversionError(f"{file} is damaged ({fault!r}); fetch it again") from None
     end = max((stored.start + stored.size for stored in tensors.values()), default=8 + length)

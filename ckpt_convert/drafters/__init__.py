@@ -1,5 +1,6 @@
 """The formats of drafters that can be converted; a new one is a file and a line here."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ckpt_convert.drafters.mtp import GLM_MTP, MIMO_MTP, QWEN_MTP, SPECULATORS_M
 from ckpt_convert.drafters.source import UNSAID, open_folder
 from ckpt_convert.drafters.source import Choices as Choices
 from ckpt_convert.errors import ConversionError
-from ckpt_convert.safetensors_source import refuse_pickles
+from ckpt_convert.safetensors_source import refuse_pickles, understood
 
 ALONE = (MEDUSA, EAGLE, EAGLE3, DFLASH, SPECULATORS_MTP)
 # Modules that lie in their target's own checkpoint: asked for, never found by surprise.
@@ -39,7 +40,8 @@ def is_drafter(folder: Path) -> bool:
         return False
     try:
         found, _ = open_folder(folder)
-        return conversion.recognised(found, ALONE) is not None
+        known = functools.partial(conversion.recognised, formats=ALONE)
+        return understood(known, found, folder / "config.json") is not None
     except (ConversionError, OSError):
         return False  # said again by whoever reads it as a model
 

@@ -103,8 +103,16 @@ def calibrate(
     """Let every reading draft behind each of ``places`` of a text that the target wrote.
 
     ``tokens`` [L] are the prompt and the target's own most likely tokens after it, so that a draft
-    is accepted where it equals them. ``chosen`` is the reading to be judged.
+    is accepted where it equals them. ``chosen`` is the reading to be judged. Raises
+    ``ConversionError`` where there is no such reading, and for places without a token on either
+    side.
     """
+    last = len(tokens) - 2
+    if not len(places) or not 1 <= min(places) <= max(places) <= last:
+        raise ConversionError(
+            f"drafts are judged behind places from 1 to {last} of a text of {len(tokens)} tokens; "
+            "give some of these"
+        )
     if chosen not in readings:
         raise ConversionError(f"{chosen!r} is none of the readings ({', '.join(readings)})")
     return Calibration(

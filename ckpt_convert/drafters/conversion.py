@@ -1,5 +1,6 @@
 """From a published drafter to a checkpoint folder."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -109,16 +110,9 @@ def look(
             f"{fault.filename or source} cannot be read: {fault.strerror}; check the file and its "
             "permissions"
         ) from None
-    found = flattened(replace(found, choices=choices))
-    recognition = recognised(found, formats)
-    if recognition is None:
-        raise ConversionError(
-            f"{source} holds no drafter of a format that is known (known: "
-            f"{', '.join(dict.fromkeys(form.name for form in formats))})"
-        )
-    form, found = recognition
-    _refuse_unused(choices, form)
-    config = understood(form.read_config, found, source / "config.json")
+    read = functools.partial(_read, source, tuple(formats))
+    found = replace(found, choices=choices)
+    form, found, config, target = understood(read, found, source / "config.json")
     placements, ignored = plan(found.tensors, form.rules(config), form.ignored, form.sizes(config))
     return DrafterFinding(
         source=source,
@@ -126,12 +120,28 @@ def look(
         form=form,
         found=found,
         config=config,
-        target=_target(found.config),
+        target=target,
         dtype=found.dtype if dtype is None else dtype,
         placements=placements,
         ignored=ignored,
         draft_to_target=form.map_of(found, config) if form.map_of else None,
     )
+
+
+def _read(
+    source: Path, formats: tuple[Format, ...], found: Found
+) -> tuple[Format, Found, Any, str | None]:
+    """All that the configuration is asked for: it may hold anything."""
+    found = flattened(found)
+    recognition = recognised(found, formats)
+    if recognition is None:
+        raise ConversionError(
+            f"{source} holds no drafter of a format that is known (known: "
+            f"{', '.join(dict.fromkeys(form.name for form in formats))})"
+        )
+    form, found = recognition
+    _refuse_unused(found.choices, form)
+    return form, found, form.read_config(found), _target(found.config)
 
 
 def write(finding: DrafterFinding, destination: Path, *, overwrite: bool) -> DrafterConversion:
@@ -191,4 +201,5 @@ def _refuse_unused(choices: Choices, form: Format) -> None:
 def _target(config: Mapping[str, Any]) -> str | None:
     """The target's name, where the source has one."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    return verifier.get("name_or_path") or config.get("base_model_name_or_path")
+    target = verifier.get("name_or_path") or config.get("base_model_name_or_path")
+    return target if isinstance(target, str) else None

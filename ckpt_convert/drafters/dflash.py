@@ -11,9 +11,11 @@ from ckpt_convert.drafters.layers import (
     IGNORED,
     flag,
     layer_config,
+    layer_count,
     layer_numbers,
     layer_rules,
     layer_sizes,
+    mask_token,
     size,
     spelled_out,
 )
@@ -50,7 +52,7 @@ def read_config(found: Found) -> DFlashConfig:
             f"a reduced vocabulary ({draft_vocab_size} of {vocab_size} ids) with a head that looks "
             "at the token before is not supported"
         )
-    layers = size(settings, "num_hidden_layers")
+    layers = layer_count(settings, found)
     windows = _windows(settings, layers)
     return DFlashConfig(
         vocab_size=vocab_size,
@@ -59,7 +61,7 @@ def read_config(found: Found) -> DFlashConfig:
         num_layers=layers,
         block_size=size(settings, "block_size"),
         layout=_layout(found, settings),
-        mask_token_id=_mask_token(settings, vocab_size),
+        mask_token_id=mask_token(settings, vocab_size),
         taps=_taps(found, settings),
         target_hidden_size=size(settings, "target_hidden_size", layer.hidden_size),
         windows=windows,
@@ -113,16 +115,6 @@ def _taps(found: Found, settings: Mapping[str, Any]) -> tuple[int, ...]:
     return layer_numbers(required(settings, name), counted, target_layers=depth)
 
 
-def _mask_token(settings: Mapping[str, Any], vocab_size: int) -> int:
-    mask = required(settings, "mask_token_id")
-    if not 0 <= mask < vocab_size:
-        raise ConversionError(
-            f"mask_token_id {mask} is outside the {vocab_size} rows of the vocabulary; the padded "
-            "rows behind the tokenizer's ids belong to the model and must be kept"
-        )
-    return mask
-
-
 def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
     if settings.get("use_sliding_window") and not settings.get("layer_types"):
         raise ConversionError(
@@ -137,8 +129,7 @@ def _windows(settings: Mapping[str, Any], layers: int) -> tuple[int | None, ...]
             else f"config.json types {len(types)} of its {layers} layers"
         )
     return tuple(
-        required(settings, "sliding_window") if kind == "sliding_attention" else None
-        for kind in types
+        size(settings, "sliding_window") if kind == "sliding_attention" else None for kind in types
     )
 
 
@@ -154,9 +145,9 @@ def _causal(found: Found, settings: Mapping[str, Any], windows) -> tuple[bool, .
 
 
 def _markov(found: Found, settings: Mapping[str, Any]) -> MarkovConfig | None:
-    rank = settings.get("markov_rank") or 0
-    if rank == 0:
+    if not settings.get("markov_rank"):
         return None
+    rank = size(settings, "markov_rank")
     kind = str(required(settings, "markov_head_type")).lower()
     if kind not in (VANILLA, GATED, RNN):
         raise ConversionError(

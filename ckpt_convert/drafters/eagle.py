@@ -8,6 +8,7 @@ from ckpt_convert.drafters.layers import (
     IGNORED,
     attention_rules,
     layer_config,
+    layer_count,
     layer_sizes,
     mlp_rules,
     refuse_windows,
@@ -45,7 +46,7 @@ def read_config(found: Found) -> EagleConfig:
     return EagleConfig(
         vocab_size=size(found.config, "vocab_size"),
         layer=layer,
-        num_layers=size(found.config, "num_hidden_layers"),
+        num_layers=layer_count(found.config, found),
         fc_bias="fc.bias" in found.tensors,
         own_embedding=EMBEDDING in found.tensors,
         embedding_scale=_scale(found.choices.embedding, layer.hidden_size),

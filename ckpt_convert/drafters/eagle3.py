@@ -12,9 +12,11 @@ from ckpt_convert.drafters.layers import (
     IGNORED,
     flag,
     layer_config,
+    layer_count,
     layer_numbers,
     layer_rules,
     layer_sizes,
+    mask_token,
     refuse_windows,
     size,
     spelled_out,
@@ -22,7 +24,7 @@ from ckpt_convert.drafters.layers import (
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
 from ckpt_convert.errors import ConversionError
-from ckpt_convert.families.hf_config import refuse, required
+from ckpt_convert.families.hf_config import refuse
 from ckpt_convert.tensors import Ignored
 from specjax.models.eagle3 import Eagle3Config
 
@@ -59,7 +61,7 @@ def read_config(found: Found) -> Eagle3Config:
         target_hidden_size=target_hidden,
         taps=taps,
         num_taps=len(taps) or 3,
-        num_layers=size(found.config, "num_hidden_layers"),
+        num_layers=layer_count(found.config, found),
         norm_before_residual=flag(settings, "norm_before_residual"),
         norm_before_fc=flag(settings, "norm_before_fc"),
         fc_norm=flag(settings, "fc_norm", "use_aux_norm"),
@@ -68,7 +70,7 @@ def read_config(found: Found) -> Eagle3Config:
         # Where ids are left out no other matrix fits: then its absence is reported.
         own_head=HEAD in found.tensors or draft_vocab_size < vocab_size,
         tied=flag(settings, "tie_word_embeddings"),
-        mask_token_id=required(found.config, "mask_token_id") if parallel else None,
+        mask_token_id=mask_token(found.config, vocab_size) if parallel else None,
     )
 
 

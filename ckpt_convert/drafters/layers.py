@@ -38,7 +38,7 @@ def layer_config(found: Found, prefix: str, **kind: Any) -> DraftLayerConfig:
         num_heads=heads,
         num_kv_heads=size(config, "num_key_value_heads", heads),
         head_dim=head_dim,
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=float(config.get("rms_norm_eps") or 1e-6),
         rope=_rope(config, head_dim),
         qkv_bias=f"{prefix}self_attn.q_proj.bias" in found.tensors,
         qk_norm=f"{prefix}self_attn.q_norm.weight" in found.tensors,
@@ -62,6 +62,28 @@ def size(config: HFConfig, key: str, default: int | None = None) -> int:
     if type(value) is not int or value < 1:
         raise ConversionError(f"config.json sets {key}={value!r}; it must be a positive integer")
     return value
+
+
+def layer_count(config: HFConfig, found: Found) -> int:
+    """The number of layers; raises ``ConversionError`` for more than a file's tensors can make."""
+    layers = size(config, "num_hidden_layers")
+    if layers > len(found.tensors):
+        raise ConversionError(
+            f"config.json counts {layers} layers, and the checkpoint has {len(found.tensors)} "
+            "tensors; fetch the complete checkpoint"
+        )
+    return layers
+
+
+def mask_token(config: HFConfig, vocab_size: int) -> int:
+    """The id that stands for tokens to come."""
+    mask = required(config, "mask_token_id")
+    if type(mask) is not int or not 0 <= mask < vocab_size:
+        raise ConversionError(
+            f"mask_token_id {mask} is outside the {vocab_size} rows of the vocabulary; the padded "
+            "rows behind the tokenizer's ids belong to the model and must be kept"
+        )
+    return mask
 
 
 def _rope(config: HFConfig, head_dim: int) -> Rope:
@@ -162,7 +184,9 @@ def layer_numbers(ids: Any, counted: str, *, target_layers: int | None = None) -
         raise ConversionError(
             f"taps {counted!r} is not known (known: {', '.join(shift)}, or the layers' own numbers)"
         )
-    taps = tuple(int(number) - shift[counted] for number in ids)
+    if not isinstance(ids, list | tuple) or any(type(number) is not int for number in ids):
+        raise ConversionError(f"config.json taps {ids!r}; a list of layers' numbers is needed")
+    taps = tuple(number - shift[counted] for number in ids)
     if min(taps, default=0) < 0:
         raise ConversionError(
             f"config.json taps {list(ids)}, counted {counted}: the embeddings before the first "
@@ -170,9 +194,9 @@ def layer_numbers(ids: Any, counted: str, *, target_layers: int | None = None) -
         )
     if target_layers is not None and max(taps, default=0) >= target_layers - 1:
         raise ConversionError(
-            f"config.json taps {list(ids)}, counted {counted}: that is the last of the target's "
-            f"{target_layers} layers or beyond; if the numbers mean something else, say so with "
-            "--taps"
+            f"the taps {list(ids)}, counted {counted}, hold the last of the target's "
+            f"{target_layers} layers or one beyond; if the numbers mean something else, say so "
+            "with --taps"
         )
     return taps
 

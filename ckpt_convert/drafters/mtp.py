@@ -20,6 +20,7 @@ from ckpt_convert.drafters.layers import (
 )
 from ckpt_convert.drafters.rules import Rule
 from ckpt_convert.drafters.source import Found
+from ckpt_convert.errors import ConversionError
 from ckpt_convert.families.hf_config import refuse
 from ckpt_convert.tensors import Ignored
 from specjax.models.draft_experts import ExpertsConfig
@@ -56,6 +57,9 @@ def _named(pattern: str, found: Found) -> Found:
     for name, (module, part) in parts.items():
         stem, _, kind = part.rpartition(".")
         original[f"module.{module - first}.{_PARTS.get(stem, stem)}.{kind}"] = name
+    if len(original) < len(parts):
+        twice = sorted(set(parts) - set(original.values()))
+        raise ConversionError(f"the checkpoint holds {twice[0]} under two names")
     return replace(
         found,
         tensors={name: found.tensors[old] for name, old in original.items()},
@@ -125,9 +129,9 @@ def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:
     if biased:
         refuse(config, {"scoring_func": ("sigmoid", None), "topk_method": ("noaux_tc", None)})
     else:
-        refuse(config, {"n_group": (1, None), "topk_group": (1, None)})
+        alone = {"n_group": (1, None), "topk_group": (1, None)}
+        refuse(config, alone | {"scoring_func": ("softmax", None)})
     inner = size(config, "moe_intermediate_size")
-    shared = config.get("shared_expert_intermediate_size") or 0
     return ExpertsConfig(
         count=found.shape("module.0.mlp.gate.weight")[0],
         chosen=size(config, "num_experts_per_tok"),
@@ -136,11 +140,17 @@ def _experts(found: Found, config: Mapping[str, Any]) -> ExpertsConfig | None:
         biased=biased,
         renormalise=flag(config, "norm_topk_prob", default=True),
         scale=float(config.get("routed_scaling_factor") or 1.0),
-        shared_size=shared or inner * (config.get("n_shared_experts") or 0),
+        shared_size=_shared_size(config, inner),
         shared_gated="module.0.mlp.shared_expert_gate.weight" in found.tensors,
         groups=size(config, "n_group", 1),
         chosen_groups=size(config, "topk_group", 1),
     )
+
+
+def _shared_size(config: Mapping[str, Any], inner: int) -> int:
+    if config.get("shared_expert_intermediate_size"):
+        return size(config, "shared_expert_intermediate_size")
+    return inner * size(config, "n_shared_experts") if config.get("n_shared_experts") else 0
 
 
 def rules(config: MTPConfig, *, fused: bool = False) -> tuple[Rule, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ckpt_convert.errors import ConversionError
 from ckpt_convert.quantised_source import FP8
 from ckpt_convert.safetensors_source import DTYPES
 from ckpt_convert.tensors import Ignored, TensorInfo, fill, leaf, matched, parse_turn, turn
@@ -153,6 +154,14 @@ def plan(
 
     Raises ``ConversionError`` with *every* missing, unmapped and misshapen tensor at once.
     """
+    rules = tuple(rules)
+    for rule in rules:
+        count = math.prod(rule.counters(sizes))
+        if count > len(tensors):  # and perhaps more than could ever be listed
+            raise ConversionError(
+                f"there should be {count} tensors like {rule.name}, and the checkpoint has "
+                f"{len(tensors)} in all; fetch the complete checkpoint"
+            )
     placements = [placement for rule in rules for placement in rule.placements(sizes)]
     wanted = dict.fromkeys(placement.name for placement in placements)
     misfits = dict.fromkeys(_misfitting(placements, tensors, sizes))

@@ -270,6 +270,9 @@ def test_what_may_be_chance_is_not_refused(caplog):
         Calibration("a", {"a": even, "b": even + 1}).check()
     with pytest.raises(ConversionError, match="'c' is none of the readings"):
         calibrate({"a": lambda place: [1]}, TEXT, PLACES, "c")
+    for places in ([], [0, 5], [5, len(TEXT) - 1], [-1]):
+        with pytest.raises(ConversionError, match="places from 1 to 38 of a text of 40 tokens"):
+            calibrate({"a": lambda place: [1]}, TEXT, places, "a")
 
 
 TARGET = DecoderConfig(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from convert.drafters.test_mtp import MIMO_CONFIG, mimo_tensors
+from convert.drafters.test_mtp import GLM_CONFIG, MIMO_CONFIG, glm_tensors, mimo_tensors
 from convert.drafters.tiny_drafters import (
     DRAFT_VOCAB,
     dflash_tensors,
@@ -145,14 +145,90 @@ def test_pickles_are_named_and_never_opened(tmp_path):
         {"rope_scaling": "llama3"},
         {"eagle_config": 7},
         {"eagle_aux_hidden_state_layer_ids": ["first"]},
+        {"eagle_aux_hidden_state_layer_ids": "123"},
+        {"num_hidden_layers": 10**9},
+        {"rms_norm_eps": "small"},
+        {"speculators_model_type": ["eagle3"]},
+        {"speculators_config": "eagle3"},
     ],
 )
 def test_nonsense_in_the_configuration_is_one_sentence(tmp_path, settings):
     write(tmp_path / "source", eagle3_config(**settings), eagle3_tensors())
     with pytest.raises(ConversionError) as raised:
-        convert(tmp_path / "source", tmp_path / "converted")
+        convert(tmp_path / "source", tmp_path / "converted", drafter=True)
     assert "config.json" in str(raised.value) and "\n" not in str(raised.value)
     assert not (tmp_path / "converted").exists()
+
+
+@pytest.mark.parametrize("settings", [{"num_hidden_layers": "3"}, {"text_config": [1]}])
+def test_nonsense_around_a_module_is_one_sentence(tmp_path, settings):
+    source = write(tmp_path / "source", GLM_CONFIG | settings, glm_tensors())
+    with pytest.raises(ConversionError, match="config.json describes no model"):
+        inspect(source, drafter=True)
+
+
+def test_a_null_is_what_was_left_out(tmp_path):
+    write(tmp_path / "source", eagle_config(rms_norm_eps=None), eagle_tensors())
+    assert inspect(tmp_path / "source").config.layer.rms_norm_eps == 1e-6
+
+
+@pytest.mark.parametrize("groups", [[{"weights": {}}], {"group": {"weights": [8]}}, {"group": 8}])
+def test_nonsense_about_quantisation_is_refused_by_its_method(tmp_path, groups):
+    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
+    write(tmp_path / "source", eagle_config(quantization_config=settings), eagle_tensors())
+    with pytest.raises(ConversionError, match="quantised by compressed-tensors"):
+        convert(tmp_path / "source", tmp_path / "converted")
+
+
+def test_more_heads_than_there_are_tensors_are_not_listed(tmp_path):
+    tensors = medusa_tensors(2)
+    tensors.add("999999999.0.linear.weight", 1, 1)
+    write(tmp_path / "source", {}, tensors)
+    with pytest.raises(ConversionError, match="there should be 1000000000 tensors like blocks"):
+        convert(tmp_path / "source", tmp_path / "converted")
+
+
+def test_a_tensor_under_two_names_is_refused(tmp_path):
+    tensors = mimo_tensors()
+    tensors.norm("model.mtp_layers.0.enorm")
+    write(tmp_path / "source", MIMO_CONFIG, tensors)
+    with pytest.raises(ConversionError, match="holds model.mtp_layers.0.* under two names"):
+        inspect(tmp_path / "source", drafter=True)
+
+
+def with_header(folder, change):
+    """The EAGLE drafter after ``change`` of its file's header, which keeps its length."""
+    source = write(folder, *PUBLISHED["eagle"])
+    file = source / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = change(content[8 : 8 + length])
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    return source
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: header.replace(b"[24]", b"[24.0]"), "is damaged"),
+        (lambda header: header.replace(b'"F32"', b'"F4"'), "is of type F4, which is not supported"),
+        (lambda header: b"[" * 100_000, "is no safetensors file"),
+        (lambda header: b'{"a": ' + b"9" * 5_000 + b"}", "is no safetensors file"),
+    ],
+)
+def test_a_hostile_header_is_one_sentence(tmp_path, change, message):
+    source = with_header(tmp_path / "source", change)
+    with pytest.raises(ConversionError, match=message) as raised:
+        inspect(source, drafter=True)
+    assert "ConversionError" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"vocab_size": ' + "9" * 5_000 + "}"])
+def test_a_hostile_configuration_is_one_sentence(tmp_path, text):
+    source = write(tmp_path / "source", *PUBLISHED["eagle"])
+    (source / "config.json").write_text(text)
+    with pytest.raises(ConversionError, match="config.json cannot be read"):
+        convert(source, tmp_path / "converted")
 
 
 @pytest.mark.parametrize("harm", ["cut", "two files", "damaged manifest", "lost array"])

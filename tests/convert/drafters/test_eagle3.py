@@ -358,3 +358,6 @@ def test_a_parallel_drafter_brings_what_stands_for_the_unknown(tmp_path):
     wanted = tensors["fc.weight"] @ tensors["mask_hidden"].ravel()
     np.testing.assert_allclose(feature[0, 0], wanted, atol=1e-4)
     assert drafter.target == "some/target"
+    write(tmp_path / "beyond", config | {"mask_token_id": VOCAB}, tensors)
+    with pytest.raises(ConversionError, match=f"mask_token_id {VOCAB} is outside the {VOCAB} rows"):
+        convert_drafter(tmp_path / "beyond", tmp_path / "unwritten")

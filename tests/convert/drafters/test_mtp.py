@@ -355,9 +355,23 @@ def test_a_target_is_not_taken_for_the_module_inside_it(tmp_path):
         (GLM_CONFIG | {"moe_intermediate_size": 7}, "misshapen module.0.mlp.experts.0"),
         (without(GLM_CONFIG, "n_shared_experts"), "unmapped module.0.mlp.shared_experts"),
         (GLM_CONFIG | {"num_hidden_layers": 4}, "no drafter of a format that is known"),
+        (GLM_CONFIG | {"n_shared_experts": "one"}, "n_shared_experts='one'; it must be a positive"),
+        (
+            GLM_CONFIG | {"shared_expert_intermediate_size": [12]},
+            r"shared_expert_intermediate_size=\[12\]; it must be a positive",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path, config, message):
     write(tmp_path / "source", config, glm_tensors())
     with pytest.raises(ConversionError, match=message):
+        convert_drafter(tmp_path / "source", tmp_path / "converted")
+
+
+@pytest.mark.fast
+def test_sigmoid_scores_without_a_bias_are_not_taken_for_softmax(tmp_path):
+    tensors = glm_tensors()
+    del tensors[f"{GLM['at']}mlp.gate.e_score_correction_bias"]
+    write(tmp_path / "source", GLM_CONFIG | {"scoring_func": "sigmoid"}, tensors)
+    with pytest.raises(ConversionError, match="scoring_func='sigmoid', which is not supported"):
         convert_drafter(tmp_path / "source", tmp_path / "converted")
