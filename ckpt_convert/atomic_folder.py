@@ -28,13 +28,27 @@ def written_whole(path: Path, nbytes: int, *, overwrite: bool = False) -> Iterat
     after any other exception, nothing is left behind.
     """
     path = path.resolve()  # where a link leads, not the link, is what is replaced
-    _refuse_full_disk(path.parent, nbytes + SMALL_FILES)
-    with partial_sibling(path) as partial:
-        yield partial
-        _flush(partial)
-        if not overwrite:
-            refuse_existing(path, remedy="it appeared meanwhile and is left alone")
-        _move(partial, path)
+    with _parents_made(path):
+        _refuse_full_disk(path.parent, nbytes + SMALL_FILES)
+        with partial_sibling(path) as partial:
+            yield partial
+            _flush(partial)
+            if not overwrite:
+                refuse_existing(path, remedy="it appeared meanwhile and is left alone")
+            _move(partial, path)
+
+
+@contextlib.contextmanager
+def _parents_made(path: Path) -> Iterator[None]:
+    """Folders above ``path`` that are made meanwhile go again where the block does not end well."""
+    missing = [folder for folder in path.parents if not os.path.lexists(folder)]
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # some other program's files may be in it
+                folder.rmdir()
+        raise
 
 
 def refuse_existing(path: Path, *, remedy: str = "choose another folder") -> None:
@@ -55,7 +69,7 @@ def _looked_up(name: Path, path: Path) -> bool:
         name.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError as fault:
+    except (OSError, ValueError) as fault:
         raise _unwritable(path, fault) from None
     return True
 

@@ -1,5 +1,6 @@
 """The conversion itself: a source, what was found in it, its parameters, a checkpoint folder."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -140,7 +141,8 @@ def convert(
         known = ", ".join(SCHEMES)
         raise ConversionError(f"quantization {quantize!r} is not known (known: {known})")
     store.refuse_existing(destination, overwrite)
-    if Path(source).resolve().is_relative_to(destination.resolve()):
+    # Not `Path.resolve`, which knows an error of its own for links that lead in a circle.
+    if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(destination)):
         raise ConversionError(
             f"{source} lies in {destination}, which would be replaced; choose another destination"
         )

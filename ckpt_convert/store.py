@@ -100,12 +100,19 @@ def save(
             (partial / name).write_bytes(content)
         manifest = dataclasses.replace(manifest, files=_sizes(partial))
         text = json.dumps(_to_json(manifest), indent=2, ensure_ascii=False)
-        (partial / MANIFEST).write_text(text, encoding="utf-8")
+        # Of a source's name that is not UTF-8 this makes JSON's own escapes.
+        (partial / MANIFEST).write_text(text, encoding="utf-8", errors="backslashreplace")
     return manifest
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise for a destination that exists; with ``overwrite``, for one that is no checkpoint."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ConversionError(
+            f"{path} cannot be written (arrays need a name in UTF-8); choose another destination"
+        ) from None
     if not overwrite:
         atomic_folder.refuse_existing(path, remedy="choose another folder or give --force")
     if not atomic_folder.exists(path):

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from convert.tiny_checkpoints import hf_config, hf_tensors, write_hf
 
 from ckpt_convert import ConversionError, arrays, convert, fetch, read_manifest, resolve
 from ckpt_convert.__main__ import main
+from ckpt_convert.drafters import read_drafter_manifest
 from ckpt_convert.hf_export import export
 
+ANOTHER = "choose another destination"
 READ_ONLY = (errno.EROFS, "Read-only file system"), (errno.EACCES, "Permission denied")
 
 
@@ -116,6 +120,35 @@ def test_a_name_that_is_too_long(sources, tmp_path, monkeypatch, capsys, task, l
     assert main([*command, str(sources / task), str(destination)]) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err == f"error: {said}\n"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_folders_made_on_the_way_are_gone_again(sources, tmp_path, monkeypatch, task):
+    long = tmp_path / "disk" / "new" / ("n" * 256) / "there"
+    assert "cannot be written (File name too long)" in refused(task, sources, long)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10, 10))
+    said = refused(task, sources, tmp_path / "disk" / "new" / "new" / "there")
+    assert said.startswith("the disk is too full")
+
+
+def test_names_that_are_no_text(sources, tmp_path):
+    odd = os.fsdecode(b"mod\xe9l")
+    for task in ("model", "drafter"):
+        said = refused(task, sources, tmp_path / "disk" / odd)
+        assert said.endswith("cannot be written (arrays need a name in UTF-8); " + ANOTHER)
+    export(sources / "checkpoint", tmp_path / "disk" / odd)
+    said = refused("checkpoint", sources, tmp_path / "disk" / "a\0b")
+    assert said.endswith("cannot be written (embedded null byte); " + ANOTHER)
+    (sources / "drafter").rename(sources / odd)
+    convert(sources / odd, tmp_path / "disk" / "there")
+    assert read_drafter_manifest(tmp_path / "disk" / "there").source == odd
+
+
+def test_a_source_that_is_a_link_to_itself(sources):
+    (sources / "circle").symlink_to(sources / "circle")
+    with pytest.raises(ConversionError, match="circle does not exist"):
+        convert(sources / "circle", sources / "there")
 
 
 def test_a_name_that_just_fits(sources, tmp_path):
