@@ -30,6 +30,11 @@ def test_readme_tree_is_the_tree(checkout):
     assert listed == shipped
 
 
+def test_readme_tree_has_every_document(checkout):
+    tree = _fenced(checkout / "README.md", "specjax/\n")
+    assert all(f"docs/{path.name} " in tree for path in (checkout / "docs").iterdir())
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document, checkout):
     path = checkout / document
@@ -50,8 +55,8 @@ def test_make_targets_exist(document, checkout):
 
 def test_contributors_registries_exist(checkout):
     text = (checkout / "CONTRIBUTING.md").read_text()
-    registries = re.findall(r"[Nn]ame it in `(\w+)` in\s+`([\w/]+\.py)`", text)
-    assert len(registries) == 4
+    registries = re.findall(r"`([A-Z]+)` in\s+`([\w/]+\.py)`", text)
+    assert len(registries) == 6
     for name, path in registries:
         assert re.search(rf"^{name}\b.* = ", (checkout / path).read_text(), re.M), (name, path)
 
