@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from specjax.models.draft_layer import mlp
-from specjax.models.experts import one_by_one
+from specjax.models.experts import Experts, gated_by, one_by_one
 from specjax.models.linear import linear, precision_of
 
 
@@ -53,10 +53,11 @@ def mix(
     config: ExpertsConfig, weights: dict[str, Any], x: Float[Array, "B T E"]
 ) -> Float[Array, "B T E"]:
     """The weighted sum of the chosen experts, and the shared ones."""
-    gate_up, down = (weights["experts"][name][None] for name in ("gate_up", "down"))
+    stacks = jax.tree.map(lambda one_layer: one_layer[None], weights["experts"])
+    experts = Experts(stacks["gate_up"], stacks["down"], 0)
     share, chosen = _routed(config, weights, x)
     tokens = x.reshape(-1, x.shape[-1])
-    mixed = one_by_one(tokens, share, chosen, gate_up, down, 0, jax.nn.silu)
+    mixed = one_by_one(tokens, share, chosen, experts, gated_by(jax.nn.silu))
     mixed = mixed.reshape(x.shape).astype(x.dtype)
     if config.shared_size == 0:
         return mixed

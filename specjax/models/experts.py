@@ -8,6 +8,7 @@ the grouped product makes floats of one layer, all others of single experts.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +55,33 @@ class Biases(NamedTuple):
 UNBIASED = Biases()
 
 
+class Experts(NamedTuple):
+    """All experts of all layers, and the number of the layer that is meant.
+
+    They come whole: a layer taken out would be read whole for the few experts chosen of it.
+    """
+
+    gate_up: Float[Array, "Y X D 2 F"] | Quantised
+    down: Float[Array, "Y X F D"] | Quantised
+    layer: Int[Array, ""] | int
+    biases: Biases = UNBIASED
+
+
+# What an expert's second projection takes, of the two halves of what its first one gives.
+Gate = Callable[[Array, Array], Array]
+
+
+def gated_by(activation: Activation, limit: float | None = None) -> Gate:
+    """activation(gate) up, with a `Routing`'s ``limit`` if there is one."""
+
+    def hidden(gate, up):
+        if limit is None:
+            return activation(gate) * up
+        return activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
+
+    return hidden
+
+
 def route(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
@@ -73,149 +101,122 @@ def route(
 def mix_experts(
     x: Float[Array, "B T D"],
     router: Float[Array, "D X"],
-    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
-    down: Float[Array, "Y X F D"] | Quantised,
-    layer: Int[Array, ""] | int,
+    experts: Experts,
     routing: Routing,
     activation: Activation,
-    biases: Biases = UNBIASED,
 ) -> Float[Array, "B T D"]:
-    """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack.
-
-    The stack comes whole: a layer taken out would be read whole for the few experts chosen of it.
-    """
-    share, experts = route(x, router, routing, biases.router)
+    """The weighted sum of the chosen experts' gated MLPs, in one layer of a stack."""
+    share, chosen = route(x, router, routing, experts.biases.router)
     tokens = x.reshape(-1, x.shape[-1])
     # A gathered weight is read, written and read again.
-    few = 2 * experts.size <= routing.count
-    settings = {"activation": activation, "biases": biases, "limit": routing.limit}
+    few = 2 * chosen.size <= routing.count
+    gate = gated_by(activation, routing.limit)
     mixed = lax.platform_dependent(
         tokens,
         share,
+        chosen,
         experts,
-        gate_up,
-        down,
-        layer,
-        cpu=functools.partial(one_by_one, **settings),
-        tpu=functools.partial(sliced if few else grouped, **settings),
-        default=functools.partial(gathered if few else grouped, **settings),
+        cpu=functools.partial(one_by_one, gate=gate),
+        tpu=functools.partial(sliced if few else grouped, gate=gate),
+        default=functools.partial(gathered if few else grouped, gate=gate),
     )
     return mixed.reshape(x.shape).astype(x.dtype)
-
-
-def _biased(product: Array, biases: Array | None, layer, experts) -> Array:
-    return product if biases is None else product + biases[layer, experts]
-
-
-def _inner(gate: Array, up: Array, activation: Activation, limit: float | None) -> Array:
-    """What an expert's second projection takes."""
-    if limit is None:
-        return activation(gate) * up
-    return activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1)
 
 
 def gathered(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
-    experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
-    down: Float[Array, "Y X F D"] | Quantised,
-    layer: Int[Array, ""] | int,
-    activation: Activation,
-    biases: Biases = UNBIASED,
-    limit: float | None = None,
+    chosen: Int[Array, "M k"],
+    experts: Experts,
+    gate: Gate,
 ) -> Float[Array, "M D"]:
     """Each token with copies of its own experts' weights."""
-    inner = _biased(each(tokens, gate_up[layer, experts]), biases.gate_up, layer, experts)
-    hidden = _inner(inner[:, :, 0], inner[:, :, 1], activation, limit)
-    out = _biased(each(hidden, down[layer, experts]), biases.down, layer, experts)
+    gate_up, down, layer, biases = experts
+    inner = _biased(each(tokens, gate_up[layer, chosen]), biases.gate_up, layer, chosen)
+    hidden = gate(inner[:, :, 0], inner[:, :, 1])
+    out = _biased(each(hidden, down[layer, chosen]), biases.down, layer, chosen)
     return jnp.sum(out * share[..., None], axis=1)
 
 
 def sliced(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
-    experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
-    down: Float[Array, "Y X F D"] | Quantised,
-    layer: Int[Array, ""] | int,
-    activation: Activation,
-    biases: Biases = UNBIASED,
-    limit: float | None = None,
+    chosen: Int[Array, "M k"],
+    experts: Experts,
+    gate: Gate,
 ) -> Float[Array, "M D"]:
     """Each token through its own experts, one after the other."""
-    chosen = experts.shape[1]
+    of_each = chosen.shape[1]
 
     def add(index, total):
-        token, place = index // chosen, index % chosen
-        expert, x = experts[token, place], tokens[token][None, None]
-        projected = linear(x, gate_up[layer, expert])[0]
-        gate, up = jnp.moveaxis(_biased(projected, biases.gate_up, layer, expert), 1, 0)
-        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0, 0]
-        out = _biased(out, biases.down, layer, expert)
+        token, place = index // of_each, index % of_each
+        out = _through(chosen[token, place], tokens[token][None], experts, gate)[0]
         return total.at[token].add(out * share[token, place])
 
-    return lax.fori_loop(0, experts.size, add, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, chosen.size, add, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def one_by_one(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
-    experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
-    down: Float[Array, "Y X F D"] | Quantised,
-    layer: Int[Array, ""] | int,
-    activation: Activation,
-    biases: Biases = UNBIASED,
-    limit: float | None = None,
+    chosen: Int[Array, "M k"],
+    experts: Experts,
+    gate: Gate,
 ) -> Float[Array, "M D"]:
     """All tokens through every expert that any of them chose, with weight 0 for the others."""
 
     def add(expert, total):
-        is_own = experts == expert
+        is_own = chosen == expert
         weight = jnp.sum(jnp.where(is_own, share, 0.0), axis=1)
-        projected = linear(tokens[None], gate_up[layer, expert])[0]
-        projected = _biased(projected, biases.gate_up, layer, expert)
-        gate, up = jnp.moveaxis(projected, 1, 0)
-        out = linear(_inner(gate, up, activation, limit)[None], down[layer, expert])[0]
-        out = _biased(out, biases.down, layer, expert)
+        out = _through(expert, tokens, experts, gate)
         # What another token's expert makes of a token may be infinite.
         return total + jnp.where(jnp.any(is_own, axis=1)[:, None], out * weight[:, None], 0.0)
 
     def add_chosen(expert, total):
-        is_chosen = jnp.any(experts == expert)
+        is_chosen = jnp.any(chosen == expert)
         return lax.cond(is_chosen, add, lambda expert, total: total, expert, total)
 
-    return lax.fori_loop(0, _count(gate_up), add_chosen, jnp.zeros(tokens.shape, jnp.float32))
+    return lax.fori_loop(0, _count(experts), add_chosen, jnp.zeros(tokens.shape, jnp.float32))
 
 
 def grouped(
     tokens: Float[Array, "M D"],
     share: Float[Array, "M k"],
-    experts: Int[Array, "M k"],
-    gate_up: Float[Array, "Y X D 2 F"] | Quantised,
-    down: Float[Array, "Y X F D"] | Quantised,
-    layer: Int[Array, ""] | int,
-    activation: Activation,
-    biases: Biases = UNBIASED,
-    limit: float | None = None,
+    chosen: Int[Array, "M k"],
+    experts: Experts,
+    gate: Gate,
 ) -> Float[Array, "M D"]:
     """Tokens sorted by expert, one ragged product a projection."""
-    chosen = experts.shape[1]
-    order = jnp.argsort(experts.reshape(-1), stable=True)
-    which = experts.reshape(-1)[order]
-    sizes = jnp.bincount(which, length=_count(gate_up)).astype(jnp.int32)
+    gate_up, down, layer, biases = experts
+    of_each = chosen.shape[1]
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    which = chosen.reshape(-1)[order]
+    sizes = jnp.bincount(which, length=_count(experts)).astype(jnp.int32)
 
     def projected(half):
-        product = ragged(tokens[order // chosen], gate_up[layer][..., half, :], sizes, which)
+        product = ragged(tokens[order // of_each], gate_up[layer][..., half, :], sizes, which)
         added = None if biases.gate_up is None else biases.gate_up[:, :, half]
         return _biased(product, added, layer, which)
 
-    hidden = _inner(projected(0), projected(1), activation, limit)
+    hidden = gate(projected(0), projected(1))
     out = _biased(ragged(hidden, down[layer], sizes, which), biases.down, layer, which)
     weighed = out * share.reshape(-1)[order][:, None]
-    return jax.ops.segment_sum(weighed, order // chosen, num_segments=tokens.shape[0])
+    return jax.ops.segment_sum(weighed, order // of_each, num_segments=tokens.shape[0])
 
 
-def _count(stack: Array | Quantised) -> int:
-    return jax.tree.leaves(stack)[0].shape[1]
+def _through(
+    expert: Int[Array, ""], x: Float[Array, "M D"], experts: Experts, gate: Gate
+) -> Float[Array, "M D"]:
+    """All of ``x`` through one expert."""
+    gate_up, down, layer, biases = experts
+    inner = _biased(linear(x[None], gate_up[layer, expert])[0], biases.gate_up, layer, expert)
+    hidden = gate(*jnp.moveaxis(inner, 1, 0))
+    return _biased(linear(hidden[None], down[layer, expert])[0], biases.down, layer, expert)
+
+
+def _biased(product: Array, biases: Array | None, layer, experts) -> Array:
+    return product if biases is None else product + biases[layer, experts]
+
+
+def _count(experts: Experts) -> int:
+    return jax.tree.leaves(experts.gate_up)[0].shape[1]

@@ -10,7 +10,7 @@ from jax import lax
 from specjax.models.activations import ACTIVATIONS
 from specjax.models.architecture import DecoderConfig
 from specjax.models.attention import attend
-from specjax.models.experts import UNBIASED, Biases, mix_experts
+from specjax.models.experts import UNBIASED, Biases, Experts, mix_experts
 from specjax.models.linear import linear, precision_of
 from specjax.models.mlp import gated_mlp, plain_mlp
 from specjax.models.norms import NORMS
@@ -138,5 +138,5 @@ class Layer(nnx.Module):
         if routing.biased:
             added = stack("experts_gate_up_bias"), stack("experts_down_bias")
             biases = Biases(self.router_bias[...], *added)
-        layer = 0 if isinstance(layer, int) else layer
-        return mix_experts(x, self.router[...], *weights, layer, routing, activation, biases)
+        experts = Experts(*weights, 0 if isinstance(layer, int) else layer, biases)
+        return mix_experts(x, self.router[...], experts, routing, activation)

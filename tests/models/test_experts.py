@@ -1,4 +1,4 @@
-"""Routed experts: three ways to one sum, chosen by the number of tokens and the platform."""
+"""Routed experts: four ways to one sum, chosen by the number of tokens and the platform."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from specjax.models import experts
-from specjax.models.experts import Biases, Routing
+from specjax.models.experts import Biases, Experts, Routing, gated_by
 
 COUNT, CHOSEN, WIDTH, INNER = 6, 2, 12, 8
+GATE = gated_by(jax.nn.silu)
 WAYS = {
     "gathered": experts.gathered,
     "sliced": experts.sliced,
@@ -52,8 +53,8 @@ def _oracle(tokens, router, gate_up, down, renormalise):
 def test_the_sum_equals_the_oracles(count, renormalise):
     routing, tokens, weights = Routing(COUNT, CHOSEN, renormalise), _tokens(count), _weights()
     router, *stacks = weights[0], *(np.stack([weight * np.nan, weight]) for weight in weights[1:])
-    mixed = jax.jit(experts.mix_experts, static_argnums=(5, 6))(
-        jnp.asarray(tokens), router, *stacks, 1, routing, jax.nn.silu
+    mixed = jax.jit(experts.mix_experts, static_argnums=(3, 4))(
+        jnp.asarray(tokens), router, Experts(*stacks, 1), routing, jax.nn.silu
     )
     expected = _oracle(tokens, *weights, renormalise)
     np.testing.assert_allclose(mixed, expected, atol=1e-5)
@@ -71,8 +72,8 @@ def test_each_way_gives_the_same_sum(way):
     share, chosen = experts.route(jnp.asarray(tokens), jnp.asarray(router), routing)
     assert (chosen == 1).any(axis=1).all() and not (chosen == 4).any()
     stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
-    args = (jnp.asarray(tokens[0]), share, chosen, *stacks, 0)
-    mixed = jax.jit(WAYS[way], static_argnums=6)(*args, jax.nn.silu)
+    args = (jnp.asarray(tokens[0]), share, chosen, Experts(*stacks, 0))
+    mixed = jax.jit(WAYS[way], static_argnums=4)(*args, GATE)
     np.testing.assert_allclose(mixed, _oracle(tokens, router, gate_up, down, True)[0], atol=2e-4)
 
 
@@ -85,8 +86,8 @@ def test_each_way_adds_biases_and_bounds_what_it_multiplies(way):
     @jax.jit
     def mix(tokens, router, gate_up, down, biases):
         share, chosen = experts.route(tokens, router, routing, biases.router)
-        stacks = gate_up[None], down[None]
-        return WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu, biases, limit)
+        stacks = Experts(gate_up[None], down[None], 0, biases)
+        return WAYS[way](tokens[0], share, chosen, stacks, gated_by(jax.nn.silu, limit))
 
     mixed = mix(tokens, router, gate_up, down, biases)
     for place, x in enumerate(np.asarray(tokens[0], np.float64)):
@@ -131,7 +132,7 @@ def test_experts_that_nobody_chose_are_not_read(way):
     assert others.size
     gate_up[others], down[others] = np.nan, np.nan
     stacks = jnp.asarray(gate_up[None]), jnp.asarray(down[None])
-    mixed = WAYS[way](tokens[0], share, chosen, *stacks, 0, jax.nn.silu)
+    mixed = WAYS[way](tokens[0], share, chosen, Experts(*stacks, 0), GATE)
     assert np.isfinite(mixed).all()
 
 
@@ -141,5 +142,5 @@ def test_another_tokens_expert_may_overflow(way):
     gate_up = jnp.asarray([np.ones((WIDTH, 2, INNER)), np.full((WIDTH, 2, INNER), 1e-30)])
     stacks = gate_up[None], jnp.ones((1, 2, INNER, WIDTH))
     share, chosen = jnp.ones((2, 1)), jnp.asarray([[0], [1]])
-    mixed = WAYS[way](tokens, share, chosen, *stacks, 0, jax.nn.silu)
+    mixed = WAYS[way](tokens, share, chosen, Experts(*stacks, 0), GATE)
     assert np.isfinite(mixed).all()

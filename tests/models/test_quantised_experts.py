@@ -19,6 +19,7 @@ from specjax.draft import NGram
 from specjax.generate import generate
 from specjax.models import DecoderTarget, experts
 from specjax.models.decoder import parameter_axes
+from specjax.models.experts import Experts, gated_by
 from specjax.models.quantised import CONTRACTED, SCHEMES, quantise
 from specjax.sharding import make_mesh, parameter_shardings
 
@@ -54,9 +55,9 @@ def test_each_way_computes_with_the_rounded_experts(way, scheme):
     x = jnp.asarray(rng.normal(size=(6, WIDTH)), jnp.float32)
     share = jnp.asarray(rng.uniform(size=(6, CHOSEN)), jnp.float32)
     chosen = jnp.asarray([[0, 3], [3, 0], [1, 3], [3, 4], [0, 1], [4, 1]])  # nobody takes 2
-    run = jax.jit(way, static_argnums=6)
+    run, gate = jax.jit(way, static_argnums=4), gated_by(jax.nn.silu)
     found, expected = (
-        run(x, share, chosen, own["experts_gate_up"], own["experts_down"], 1, jax.nn.silu)
+        run(x, share, chosen, Experts(own["experts_gate_up"], own["experts_down"], 1), gate)
         for own in (made, floats)
     )
     assert np.std(expected) > 0.3
