@@ -6,6 +6,7 @@ from typing import Any
 from ckpt_convert.families.family import Family
 from ckpt_convert.store import Manifest
 from specjax.models.decoder import DecoderConfig
+from specjax.models.experts import Routing
 from specjax.models.rope import Rope
 
 
@@ -110,9 +111,13 @@ def _smollm3(config: DecoderConfig) -> dict[str, Any]:
     return _llama(config) | {"no_rope_layers": [int(rope is not None) for rope in config.ropes]}
 
 
+def _routing(config: DecoderConfig) -> Routing:
+    assert config.experts is not None  # its family has them
+    return config.experts
+
+
 def _qwen3_moe(config: DecoderConfig) -> dict[str, Any]:
-    experts = config.experts
-    assert experts is not None
+    experts = _routing(config)
     return _llama(config) | {
         "moe_intermediate_size": config.intermediate_size,
         "num_experts": experts.count,
@@ -124,8 +129,7 @@ def _qwen3_moe(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _gpt_oss(config: DecoderConfig) -> dict[str, Any]:
-    experts = config.experts
-    assert experts is not None
+    experts = _routing(config)
     return _llama(config) | {
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.chosen,

@@ -5,6 +5,7 @@ along the inputs, which gpt-oss's plain matrices have before the outputs; X is a
 stack of experts. Nothing else is read so.
 """
 
+import functools
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -22,6 +23,7 @@ BIAS = 127
 LAST_SCALE = 252
 
 
+@functools.cache
 def _pairs() -> np.ndarray:
     """The two values of each byte under each scale, the lower four bits first: [scales, 256]."""
     values = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
@@ -30,9 +32,6 @@ def _pairs() -> np.ndarray:
     factors = np.ldexp(np.float32(1), np.arange(LAST_SCALE + 1) - BIAS)
     # Both in one number, which is copied where they are looked up.
     return (factors[:, None, None] * pairs).astype(ml_dtypes.bfloat16).view(np.uint32)[..., 0]
-
-
-PAIRS = _pairs()
 
 
 def joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -77,8 +76,8 @@ def dequantise(name: str, blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """
     if scales.size and scales.max() > LAST_SCALE:
         raise ConversionError(f"{name} has MXFP4 scales that are no numbers; fetch it again")
-    pairs = np.empty(blocks.shape, np.uint32)
+    table, pairs = _pairs(), np.empty(blocks.shape, np.uint32)
     for expert in np.ndindex(scales.shape[:-2]):  # NumPy makes indices of eight bytes
-        pairs[expert] = PAIRS[scales[expert][..., None], blocks[expert]]
+        pairs[expert] = table[scales[expert][..., None], blocks[expert]]
     values = pairs.view(ml_dtypes.bfloat16)
     return values.reshape(*scales.shape[:-1], scales.shape[-1] * BYTES * 2).swapaxes(-1, -2)

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from llm.engines import CONFIG
 
 from specjax.cache import UNROLLED_ROWS, KVCache
-from specjax.models import DecoderConfig, DecoderTarget
+from specjax.models import DecoderTarget
 
 LAYERS, HEADS, SLOTS, WIDTH, BLOCK = 2, 2, 9, 4, 3
 ROWS = (1, UNROLLED_ROWS, UNROLLED_ROWS + 1)
@@ -33,17 +34,7 @@ def test_each_row_is_written_at_its_own_slot(rows, is_traced):
 @pytest.mark.fast
 def test_a_program_is_no_longer_for_more_rows():
     """A write for each row of each layer took minutes and gigabytes to compile for 64 rows."""
-    config = DecoderConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=4,
-        max_position=64,
-    )
-    target = DecoderTarget(config, stacked=False)
+    target = DecoderTarget(CONFIG, stacked=False)
     params = target.abstract_params()
 
     def length(rows):

@@ -16,7 +16,7 @@ CORPUS = [
 ]
 
 
-def byte_level(vocab_size: int = 290) -> Tokenizer:
+def byte_level(vocab_size: int = 290, corpus: Sequence[str] = CORPUS) -> Tokenizer:
     """A byte-level BPE, like GPT-2's, with two special tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -27,7 +27,7 @@ def byte_level(vocab_size: int = 290) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(CORPUS, trainer)
+    backend.train_from_iterator(corpus, trainer)
     return Tokenizer(backend, named_tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 

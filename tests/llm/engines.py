@@ -2,9 +2,9 @@
 
 import functools
 
+import tiny_tokenizers
 from fixtures import random_params
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from specjax import LLM
 from specjax.checkpoint import Model
@@ -41,16 +41,8 @@ TARGET = DecoderTarget(CONFIG)
 
 def byte_level(swapped: tuple[str, str] | None = None) -> Tokenizer:
     """A byte-level BPE with two special tokens; optionally two of its tokens change places."""
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
+    plain = tiny_tokenizers.byte_level(VOCABULARY, CORPUS)
+    backend = plain.backend
     if swapped is not None:
         first, second = swapped
         text = backend.to_str().replace(f'"{first}":', '"<swap>":', 1)
@@ -58,8 +50,7 @@ def byte_level(swapped: tuple[str, str] | None = None) -> Tokenizer:
             '"<swap>":', f'"{second}":', 1
         )
         backend = Backend.from_str(text)
-    named = {"bos_token": "<s>", "eos_token": "</s>"}
-    return Tokenizer(backend, named_tokens=named, chat_template=TURNS)
+    return Tokenizer(backend, named_tokens=plain.named_tokens, chat_template=TURNS)
 
 
 @functools.cache
