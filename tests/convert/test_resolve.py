@@ -1,6 +1,8 @@
 """From a name or a path to a checkpoint folder, with a cache that is filled once."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -33,6 +35,23 @@ def test_a_checkpoint_is_itself_and_a_source_is_converted_once(cache, tmp_path, 
     second = resolve(tmp_path / "model.gguf")
     assert second != first
     assert read_manifest(second).config.tie_embeddings
+
+
+@pytest.mark.parametrize("version", [0, 99, None])
+def test_what_another_version_converted_is_converted_again(cache, tmp_path, version):
+    write_gguf(tmp_path / "model.gguf", "llama", hf_tensors("llama"))
+    manifest = resolve(tmp_path / "model.gguf") / "config.json"
+    ours = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(ours | {"version": version, "family": "other"}))
+    assert resolve(tmp_path / "model.gguf") == manifest.parent
+    again = json.loads(manifest.read_text())
+    assert again | {"files": None} == ours | {"files": None}
+    given = tmp_path / "given"
+    shutil.copytree(manifest.parent, given)
+    (given / "config.json").write_text(json.dumps(ours | {"version": version}))
+    assert resolve(given) == given  # not in the cache: the user's own, and never written to
+    with pytest.raises(ConversionError, match=f"version {version}.*convert the model again"):
+        read_manifest(given)
 
 
 def test_a_hugging_face_folder(cache, tmp_path):
