@@ -39,7 +39,8 @@ class Sampling:
         min_tokens: tokens of output before any of ``ends`` may come.
         ends: the ids that ``min_tokens`` holds back, padded with -1.
         bad_words: token sequences that the output must not hold, padded with -1 at their start.
-        grammar: the automaton that the output follows, all rows' grammars in one.
+        grammar: the automaton that the output follows, all rows' grammars in one. Make it of a
+            vocabulary without what ``bias`` bans: where the two leave nothing, it gives way.
         grammar_start: the state that each row's output starts from.
         processed: the rows whose logits ``processor`` changes.
         processor: ``processor(logits [V], past) -> logits [V]``, a hashable function in JAX of one

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import specjax
 from ckpt_convert.conversion import convert
+from specjax.bench import machine
 from specjax.bench.findings import writable, write_json
 from specjax.cli import main
 
@@ -103,7 +104,7 @@ def refused(run) -> Callable[..., str]:
 COMMAND = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("specjax.cli", run_name="__main__", alter_sys=True)
+runpy.run_module("specjax", run_name="__main__", alter_sys=True)
 """
 
 
@@ -422,6 +423,24 @@ def test_bench_measures_and_writes(run, tiny, prompts, tmp_path):
         assert one["speculative"][0]["tokens_per_target_forward"] >= 1
     status, text, _ = run("bench", *common, "--max-tokens", "1")
     assert status == 0 and "no output has a second token: ask for more tokens" in text
+
+
+def test_what_the_machine_allows(run, tiny, prompts, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "PROBE_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "REPEATS", 2)
+    out = tmp_path / "found.json"
+    wanted = ["--prompts", prompts, "--model", tiny, "--repeats", "1", "--max-tokens", "8"]
+    status, text, _ = run("bench", *wanted, "--machine", "--json", out)
+    assert status == 0
+    for said in ("one thread reads", "shaped by top_k, top_p", "truncations that no row asks for"):
+        assert said in text
+    found = json.loads(out.read_text())["machine"]
+    assert found["bandwidth_gb_s"] > 0 and set(found["unused"]) == {"plain", "speculative"}
+    for one in found["rounds"]:
+        assert one["width"] == (1 if one["round"].startswith("plain") else 6)
+        assert 0 < one["forward_ms"] and 0 < one["round_ms"]
+    compiled = {(one["round"], one["rows"]) for one in found["rounds"]}
+    assert len(compiled) == len(found["rounds"]) == 9
 
 
 def test_prompts_may_hold_any_character(run, tiny, tmp_path):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from tqdm.auto import tqdm
 
 from specjax import loop
 from specjax.bench.table import table
@@ -19,6 +20,8 @@ ROUNDS = 16
 REPEATS = 7
 PROBE_BYTES = 1 << 29
 MANY = 8
+# Rounds whose program holds no truncation: `LLM`'s always does, so that nothing compiles later.
+BARE = "sampled, none compiled"
 SHAPED = {
     "top_k": 50,
     "top_p": 0.95,
@@ -47,12 +50,17 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class MachineCosts:
-    """Read bandwidth of one thread, how much of it plain decoding uses, and rounds' costs."""
+    """Read bandwidth of one thread, how much of it plain decoding uses, and rounds' costs.
+
+    ``unused``: what truncations that no row asks for add to a plain and to a speculative round, the
+    median of the shares of rounds timed one after the other.
+    """
 
     bandwidth_gb_s: float
     weights_gb: float
     plain_share: float
     rounds: list[RoundCost]
+    unused: dict[str, float]
 
 
 def measure(plain: LLM, speculative: LLM) -> MachineCosts:
@@ -64,20 +72,27 @@ def measure(plain: LLM, speculative: LLM) -> MachineCosts:
         ("plain, greedy", plain, 1, {"temperature": 0.0}),
         ("speculative, greedy", speculative, 1, {"temperature": 0.0}),
         ("speculative, sampled", speculative, 1, sampled),
+        (f"plain, {BARE}", plain, MANY, sampled),
         ("plain, sampled", plain, MANY, sampled),
         ("plain, shaped", plain, MANY, sampled | SHAPED),
+        (f"speculative, {BARE}", speculative, MANY, sampled),
         ("speculative, sampled", speculative, MANY, sampled),
         ("speculative, shaped", speculative, MANY, sampled | SHAPED),
     ]
     programs = {
-        (name, rows): _Rounds(engine, rows, **params) for name, engine, rows, params in kinds
+        (name, rows): _Rounds(engine, rows, bare=name.endswith(BARE), **params)
+        for name, engine, rows, params in kinds
     }
-    for program in programs.values():
-        program.time()
-    for _ in range(REPEATS):
-        bandwidths.append(read_bandwidth())
-        for name, program in programs.items():
-            costs.setdefault(name, []).append(program.time())
+    steps = len(programs) * (REPEATS + 1)
+    with tqdm(total=steps, desc="machine", unit=" runs", delay=2, leave=False) as bar:
+        for program in programs.values():
+            program.time()  # and compiled
+            bar.update()
+        for _ in range(REPEATS):
+            bandwidths.append(read_bandwidth())
+            for name, program in programs.items():
+                costs.setdefault(name, []).append(program.time())
+                bar.update()
     rounds = [
         RoundCost(
             name,
@@ -90,7 +105,16 @@ def measure(plain: LLM, speculative: LLM) -> MachineCosts:
     ]
     bandwidth = statistics.median(bandwidths)
     share = weights / (rounds[0].round_ms * 1e-3) / bandwidth
-    return MachineCosts(bandwidth / 1e9, weights / 1e9, share, rounds)
+    unused = {
+        kind: _unused(costs[f"{kind}, {BARE}", MANY], costs[f"{kind}, sampled", MANY])
+        for kind in ("plain", "speculative")
+    }
+    return MachineCosts(bandwidth / 1e9, weights / 1e9, share, rounds, unused)
+
+
+def _unused(bare: list[tuple[float, float]], sampled: list[tuple[float, float]]) -> float:
+    pairs = zip(bare, sampled, strict=True)
+    return statistics.median(more / less - 1 for (less, _), (more, _) in pairs)
 
 
 def report(costs: MachineCosts) -> str:
@@ -122,7 +146,11 @@ def _shaping(costs: MachineCosts) -> str:
             for name in (f"{kind}, sampled", f"{kind}, shaped")
         )
         shares.append(f"{(shaped - bare) / bare:.0%} of a {kind} round")
-    return f"shaped by {', '.join(SHAPED)}: {' and '.join(shares)} of {MANY} rows more"
+    unused = " and ".join(f"{share:+.1%} of a {kind}" for kind, share in costs.unused.items())
+    return (
+        f"shaped by {', '.join(SHAPED)}: {' and '.join(shares)} of {MANY} rows more; "
+        f"truncations that no row asks for: {unused} round"
+    )
 
 
 def read_bandwidth() -> float:
@@ -140,13 +168,16 @@ def read_bandwidth() -> float:
 class _Rounds:
     """A program of rounds that all begin from the same state, and one of forwards alone."""
 
-    def __init__(self, engine: LLM, rows: int, **params: Any):
+    def __init__(self, engine: LLM, rows: int, *, bare: bool, **params: Any):
         self.engine, self.rows = engine, rows
         drafter = engine._programs.drafter
         self.width = drafter.num_nodes
         wanted = SamplingParams(max_tokens=64, seed=0, **params)
         asked = engine._intake.take([[5, 6, 7, 8] * 16] * rows, wanted, engine._programs.rule)
         self.request, state = engine._start(engine._rows(asked))
+        if bare:
+            without = replace(self.request.sampling, truncation=None)
+            self.request = replace(self.request, sampling=without)
         self.state = self._periodic(state)
         programs, target = engine._programs, engine.model.target
 
