@@ -23,7 +23,7 @@ _CERTIFY_OPTIONS = {
         "budget": "fast",
         "claim": "lossless",
         "model": None,
-        "dtype": "float32",
+        "dtype": None,
         "seed": 0,
         "json": "specjax-certificate.json",
         "markdown": "specjax-certificate.md",
@@ -105,12 +105,16 @@ def _certify_law(options) -> int:
     files = {"json": options.json, "markdown": options.markdown}
     common = {"budget": options.budget, "seed": options.seed}
     if options.model is None:
+        if options.dtype is not None:
+            raise ValueError("--dtype is of a checkpoint: give --model, or leave it out")
         return certification.run(
             **files, **common, rules=options.rule, drafters=options.drafter, claim=options.claim
         )
     if options.rule or options.drafter or options.claim != "lossless":
         raise ValueError("--model has checks of its own: leave out --rule, --drafter and --claim")
-    return certification.run(**files, **common, model=options.model, dtype=options.dtype)
+    return certification.run(
+        **files, **common, model=options.model, dtype=options.dtype or "float32"
+    )
 
 
 def _certify_identity(options) -> int:

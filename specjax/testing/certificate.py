@@ -99,6 +99,8 @@ class Certificate:
     @property
     def conclusion(self) -> str:
         faulty = [line for line in self.lines if not line.passed]
+        if faulty and all(line.claim != LOSSLESS for line in faulty):
+            return f"NOT certified: {len(faulty)} checks do not see that a rule is lossy"
         if faulty:
             return f"NOT lossless: {len(faulty)} of {len(self.lines)} checks failed"
         if not self.injected.found:
@@ -161,8 +163,8 @@ class Certificate:
 
     def as_table(self) -> str:
         header = [
-            *("rule", "drafter", "shape", "model", "asked for", "exact error", "p"),
-            *("finds TV", "= plain", "verdict"),
+            *("rule", "drafter", "shape", "model", "asked for", "exact error"),
+            *("rows", "chi-square", "p", "finds TV", "= plain", "verdict"),
         ]
         return table(header, [_cells(line) for line in self.lines])
 
@@ -225,6 +227,8 @@ def _cells(line: Line) -> tuple[str, ...]:
         line.model,
         line.asks or "-",
         "-" if line.exact_error is None else f"{line.exact_error:.0e}",
+        f"{line.rows:,}",
+        f"{line.statistic:.1f}/{line.degrees}",
         f"{adjusted:.2g}",
         f"{line.detectable_tv:.2%}",
         "-" if line.different_rows is None else f"{same}/{line.compared_rows}",

@@ -109,7 +109,7 @@ def gather(
     settings = ({"top_k": TOP_K},)
     sampler = LoopSampler(model, DEPTH, rules[check.rule], drafter, params, settings)
     result = joint_law_test(sampler, model.law, rows=rows, rows_a_call=ROWS_A_CALL, seed=seed)
-    return Evidence(None, result.fit)
+    return Evidence(None, result.fit, result.independent)
 
 
 @functools.partial(jax.jit, static_argnums=0)

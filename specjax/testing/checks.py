@@ -39,7 +39,7 @@ TELLING_LOSSES = ("near_zeros", "markov", "trigram")
 
 # Options of each drafter's `build`, and the model it is tried on.
 RECIPES: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({}, "counting"),
+    "none": ({}, "trigram"),
     "ngram": ({"num_speculative_tokens": DRAFTED, "prompt_lookup_min": 1}, "trigram"),
     "draft_model": ({"num_speculative_tokens": DRAFTED, "model": "draft"}, "trigram"),
     "early_exit": ({"num_speculative_tokens": DRAFTED, "exit_layer": 1}, "transformer"),
@@ -140,18 +140,26 @@ def checks(
     require_known("budget", [budget], BUDGETS)
     require_known("rule", rules, registry)
     require_known("drafter", drafters, DRAFTERS)
-    every = [*_of_rules(budget, registry), *_of_drafters(), *_of_parameters()]
+    every = [*_of_rules(budget, registry), *_of_drafters(), *_of_parameters(budget)]
     chosen = [
         check
         for check in every
         if check.rule in (rules or registry) and (not drafters or check.drafter in drafters)
     ]
-    if not chosen:
-        raise ValueError(
-            f"no check has a rule among {', '.join(rules) or 'all'} and a drafter among "
-            f"{', '.join(drafters) or 'all'}: name others, or none"
-        )
+    if not chosen and not rules and not drafters:
+        raise ValueError("no check has a rule of the registry: give it one at least")
+    _refuse_left_out("rule", rules, {check.rule for check in chosen}, "drafters", drafters)
+    _refuse_left_out("drafter", drafters, {check.drafter for check in chosen}, "rules", rules)
     return chosen
+
+
+def _refuse_left_out(kind, named, checked, others, among) -> None:
+    left_out = [name for name in named if name not in checked]
+    if left_out:
+        raise ValueError(
+            f"no check has the {kind} {left_out[0]!r} with the {others} {', '.join(among)}: leave "
+            "one of them out"
+        )
 
 
 def _of_rules(budget: str, registry: Mapping[str, Any]) -> Iterator[Check]:
@@ -178,11 +186,16 @@ def _of_drafters() -> Iterator[Check]:
         yield Check(rule, name, CHAIN, model)
 
 
-def _of_parameters() -> Iterator[Check]:
-    """Each sampling parameter, with the rule for chains drawn from a law."""
-    for asks, settings in PARAMETERS.items():
-        whole = tuple(IDLE | one for one in settings)
-        yield Check(default_rule(True), "draft_model", CHAIN, "trigram", whole, asks)
+def _of_parameters(budget: str) -> Iterator[Check]:
+    """Each sampling parameter, with the rule for chains drawn from a law; at length on trees too.
+
+    What a node's law depends on is its own ancestors, which siblings are not.
+    """
+    ways = [(default_rule(True), "draft_model", CHAIN), ("recursive", "tree", "tree")]
+    for rule, drafter, shape in ways if budget == "full" else ways[:1]:
+        for asks, settings in PARAMETERS.items():
+            whole = tuple(IDLE | one for one in settings)
+            yield Check(rule, drafter, shape, "trigram", whole, asks)
 
 
 def require_known(kind: str, names: Iterable[str], registry: Iterable[str]) -> None:

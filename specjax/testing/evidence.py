@@ -13,10 +13,10 @@ from specjax.accept import RULES
 from specjax.draft import NoDraft
 from specjax.testing.checks import MODELS, SHAPES, Check
 from specjax.testing.exact import exact_law
-from specjax.testing.joint import JointLawResult, joint_law_test
-from specjax.testing.loop_sampler import LoopSampler, mixture_law
+from specjax.testing.joint import JointLawResult, joint_law_test, plan_of
+from specjax.testing.loop_sampler import LoopSampler, settings_law
 from specjax.testing.pearson import Fit
-from specjax.testing.power_analysis import tilted, worst_direction
+from specjax.testing.power_analysis import rows_needed, tilted, worst_direction
 from specjax.testing.tables import DEPTH, TABLES, Table
 
 ROWS_A_CALL = 50_000
@@ -29,11 +29,13 @@ class Evidence:
     Attributes:
         exact_error: the largest total variation between a round's law and the target's.
         fit: the statistic of the sampled joint law, through the whole loop.
+        independent: whether its rows are, as far as that can be seen.
         different: rows that are not plain decoding's with the same keys, of ``compared``.
     """
 
     exact_error: float | None
     fit: Fit
+    independent: bool = True
     different: int | None = None
     compared: int = 0
 
@@ -44,8 +46,8 @@ def calls_of(rows: int) -> tuple[int, int]:
     return calls, math.ceil(rows / calls)
 
 
-def gather(check: Check, rules: Any, rows: int, seed: int) -> Evidence:
-    """All evidence on one check, from at least ``rows`` sampled rows.
+def gather(check: Check, rules: Any, tv: float, family: int, seed: int) -> Evidence:
+    """All evidence on one check, of ``family``, from as many rows as find a bias of ``tv``.
 
     ``rules`` maps the names of rules to rules, as `specjax.accept.RULES` does.
     """
@@ -53,16 +55,16 @@ def gather(check: Check, rules: Any, rows: int, seed: int) -> Evidence:
     drafter, params = check.build()
     model = MODELS[check.model]
     sampler = LoopSampler(model, DEPTH, rule, drafter, params, check.settings)
-    law = mixture_law(model, DEPTH, check.settings)
-    fit = sampled(sampler, law, rows, seed).fit
+    result = sampled(sampler, settings_law(model, DEPTH, check.settings), tv, family, seed)
+    found = result.fit, result.independent
     if hasattr(rule, "stop_law"):
-        return Evidence(_of_round(check, rule), fit)
+        return Evidence(_of_round(check, rule), *found)
     if rule.draws != "coupled" and not rule.greedy_only:
-        return Evidence(None, fit)
-    compared = calls_of(rows)[1]
+        return Evidence(None, *found)
+    compared = calls_of(rows_needed(tv, checks=family))[1]
     plain = LoopSampler(model, DEPTH, RULES["matching"], NoDraft(), None, check.settings)
     differs = np.any(np.asarray(sampler(seed, compared)) != np.asarray(plain(seed, compared)), 1)
-    return Evidence(None, fit, int(differs.sum()), compared)
+    return Evidence(None, *found, int(differs.sum()), compared)
 
 
 def _of_round(check: Check, rule: Any) -> float | None:
@@ -72,10 +74,12 @@ def _of_round(check: Check, rule: Any) -> float | None:
     return exact_error(rule, SHAPES[check.shape], tables)
 
 
-def sampled(sampler: LoopSampler, law: Any, rows: int, seed: int) -> JointLawResult:
-    """The test of a sampler by calls of one size."""
-    calls, size = calls_of(rows)
-    return joint_law_test(sampler, law, rows=calls * size, rows_a_call=size, seed=seed)
+def sampled(sampler: LoopSampler, law: Any, tv: float, family: int, seed: int) -> JointLawResult:
+    """The test of a sampler by calls of one size, for all laws, so that programs are shared."""
+    _, size = calls_of(rows_needed(tv, checks=family))
+    rows = plan_of(law, tv=tv, checks=family).rows
+    whole = math.ceil(rows / size) * size
+    return joint_law_test(sampler, law, rows=whole, checks=family, rows_a_call=size, seed=seed)
 
 
 def exact_error(

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 from specjax.generate import generate, next_power_of_two
 from specjax.sampling import Sampling
 from specjax.testing.quick_compilation import jit_quickly
+from specjax.testing.reference import Sequences
 from specjax.types import NO_TOKEN, Generation
 
 CHUNK = 8
@@ -41,9 +42,9 @@ class LoopSampler:
     ``model`` has a ``target``, its ``params``, a ``prompt`` and a ``vocabulary``, as
     `specjax.testing.tables.Table` does. ``settings`` are parameters in the names of
     `specjax.testing.reference.log_probs`; of several, each row takes one at random, so that rows
-    asked for different things lie side by side and their law is the average.
-    ``num_speculative_tokens`` among them limits what a row drafts. Raises ValueError for a
-    parameter of another name.
+    asked for different things lie side by side, and begins with that one's number: a row that got
+    its neighbour's would not show in the average. ``num_speculative_tokens`` among them limits what
+    a row drafts. Raises ValueError for a parameter of another name.
     """
 
     model: Any
@@ -63,12 +64,19 @@ class LoopSampler:
         generation = self.generate(seed, rows)
         place = generation.prompt_length[:, None] + jnp.arange(self.depth)
         last = generation.length[:, None] - 1
-        return jnp.take_along_axis(generation.tokens, jnp.minimum(place, last), axis=1)
+        tokens = jnp.take_along_axis(generation.tokens, jnp.minimum(place, last), axis=1)
+        if len(self.settings) == 1:
+            return tokens
+        return jnp.concatenate([self.setting_of(seed, rows)[:, None], tokens], axis=1)
+
+    def setting_of(self, seed: int, rows: int) -> Int[np.ndarray, " rows"]:
+        """The number of the setting that each row takes."""
+        return np.random.default_rng(seed).integers(len(self.settings), size=rows)
 
     def generate(self, seed: int, rows: int) -> Generation:
         """What `specjax.generate` returns for these rows."""
         model = self.model
-        of_row = np.random.default_rng(seed).integers(len(self.settings), size=rows)
+        of_row = self.setting_of(seed, rows)
         ends = _padded(_column(self.settings, "stop_token_ids", ()))[of_row]
         limits = _column(self.settings, "num_speculative_tokens", None)
         limited = any(limit is not None for limit in limits)
@@ -106,9 +114,16 @@ def _generate(run, params, prompt, key, sampling, ends, max_drafted) -> Generati
     )
 
 
-def mixture_law(model: Any, depth: int, settings: Settings) -> np.ndarray:
-    """The law [V, ..., V] of `LoopSampler`'s rows."""
-    return np.mean([model.law(depth, **_for_reference(one)) for one in settings], axis=0)
+def settings_law(model: Any, depth: int, settings: Settings) -> np.ndarray | Sequences:
+    """The law of `LoopSampler`'s rows: [V, ..., V], or of a setting's number and its tokens."""
+    laws = [model.law(depth, **_for_reference(one)) for one in settings]
+    if len(laws) == 1:
+        return laws[0]
+    return {
+        (number, *map(int, np.unravel_index(place, law.shape))): float(law.flat[place]) / len(laws)
+        for number, law in enumerate(laws)
+        for place in np.flatnonzero(law)
+    }
 
 
 def _for_reference(setting):

@@ -1,4 +1,4 @@
-"""How far counts are from a law: Pearson's statistic, its exact tail and a normal score.
+"""How far counts are from a law: Pearson's statistic, its exact tails and a normal score.
 
 Wilson and Hilferty, "The distribution of chi-square" (1931), for the score.
 """
@@ -8,12 +8,13 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from scipy import special
 
-from specjax.testing.power_analysis import smallest_tv
+from specjax.testing.power_analysis import PROBABILITY, rows_needed, smallest_tv
 
 FEWEST_EXPECTED = 10.0
+MOST_ROWS = 1 << 31
 SCORE_LIMIT = 5.0
 
 
@@ -24,6 +25,7 @@ class Fit(NamedTuple):
     the statistic would be wrong; ``rare_p`` is the exact tail of how often they were drawn, 1 if
     there are none. Where together they are expected more often, they are one cell of the statistic
     and ``pooled`` is their mass. One draw of what has probability 0 makes the statistic infinite.
+    ``widened`` is the statistic of counts that lie half a draw farther from what was expected.
     """
 
     statistic: float
@@ -32,6 +34,7 @@ class Fit(NamedTuple):
     rare: float
     rare_p: float
     pooled: float = 0.0
+    widened: float = math.inf
 
     @property
     def p_value(self) -> float:
@@ -40,6 +43,14 @@ class Fit(NamedTuple):
             return 0.0
         tail = float(special.chdtrc(self.degrees, self.statistic)) if self.degrees else 1.0
         return min(1.0, 2 * min(tail, self.rare_p)) if self.rare else tail
+
+    @property
+    def evenness_p(self) -> float:
+        """How likely independent draws are to come as close as these to what was expected.
+
+        An upper bound: whole draws cannot come closer than half of one. Quotas and strata do.
+        """
+        return float(special.chdtr(self.degrees, self.widened)) if self.degrees else 1.0
 
     def detectable_tv(self, probability: float, alpha: float) -> float:
         """The total variation from which on any bias has a p-value below ``alpha`` so often.
@@ -97,29 +108,53 @@ def pearson(
     return Score(_wilson_hilferty(statistic, degrees), degrees, samples)
 
 
-def fit(counts: Int[np.ndarray, " cells"], law: Float[np.ndarray, " cells"]) -> Fit:
+def fit(counts: Real[np.ndarray, " cells"], law: Float[np.ndarray, " cells"]) -> Fit:
     """Compares counts with one law, the cells that are rare apart from the others.
 
     Unlike a pool, rare cells that are drawn too often cannot hide behind one that is not rare.
     NaN in the law raises ValueError.
     """
     law = _checked(np.asarray(law, np.float64))
-    law, samples = law / law.sum(), int(counts.sum())
+    law, samples = law / law.sum(), round(float(counts.sum()))
     rare = law * samples < FEWEST_EXPECTED
     mass, pooled = float(law[rare].sum()), 0.0
     if mass * samples >= FEWEST_EXPECTED:
         often = np.append(counts[~rare], counts[rare].sum())
-        statistic, degrees = _statistic(often, np.append(law[~rare], mass) * samples)
+        expected = np.append(law[~rare], mass) * samples
         mass_apart, rare_p = 0.0, 1.0
         pooled = mass if np.count_nonzero(law[rare]) > 1 else 0.0
     else:
         often, kept = counts[~rare], law[~rare]
-        statistic, degrees = _statistic(often, kept / max(kept.sum(), 1e-300) * often.sum())
+        expected = kept / max(kept.sum(), 1e-300) * often.sum()
         mass_apart = mass
         rare_p = float(special.bdtrc(counts[rare].sum() - 1, samples, mass)) if mass else 1.0
+    statistic, degrees = _statistic(often, expected)
+    widened, _ = _statistic(expected + np.abs(often - expected) + 0.5, expected)
     if np.any(counts[law == 0]):
         statistic = math.inf
-    return Fit(statistic, degrees, samples, mass_apart, rare_p, pooled)
+    return Fit(statistic, degrees, samples, mass_apart, rare_p, pooled, widened)
+
+
+def planned(law: Float[np.ndarray, " cells"], rows: int) -> Fit:
+    """The `Fit` of rows that come exactly as expected: what so many can find depends on no more."""
+    return fit(law / law.sum() * rows, law)
+
+
+def rows_to_find(
+    law: Float[np.ndarray, " cells"], tv: float, *, probability: float = PROBABILITY, alpha: float
+) -> int:
+    """The rows, to 2%, from which on `fit` finds any bias of ``tv`` in any direction.
+
+    More than `rows_needed` where some cells are so rare that a bias could hide among them. Raises
+    ValueError where over two billion rows would be needed.
+    """
+    rows = rows_needed(tv, cells=int(np.count_nonzero(law)), probability=probability, alpha=alpha)
+    # What rounding the rows up has gained is less than this.
+    while rows < MOST_ROWS and planned(law, rows).detectable_tv(probability, alpha) > tv + 1e-12:
+        rows = math.ceil(rows * 1.02)
+    if rows >= MOST_ROWS:
+        raise ValueError(f"over two billion rows are needed to find a tv of {tv}: ask for a larger")
+    return rows
 
 
 def detectable_tv(

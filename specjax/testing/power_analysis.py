@@ -75,23 +75,21 @@ def smallest_tv(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a test of ``rows`` draws over ``cells`` outcomes, one of ``checks``, can find."""
+    """A test of ``rows`` draws, one of ``checks``, and the smallest bias that it is sure to find.
+
+    ``smallest_tv`` counts in what could hide among outcomes too rare to be looked at one by one.
+    """
 
     rows: int
-    cells: int
+    smallest_tv: float
     checks: int = 1
     alpha: float = ALPHA
     probability: float = PROBABILITY
 
     @property
-    def smallest_tv(self) -> float:
-        return smallest_tv(
-            self.rows,
-            cells=self.cells,
-            checks=self.checks,
-            probability=self.probability,
-            alpha=self.alpha,
-        )
+    def level(self) -> float:
+        """Of this check alone (Bonferroni)."""
+        return self.alpha / self.checks
 
     def __str__(self) -> str:
         family = f", {self.checks} checks together" if self.checks > 1 else ""

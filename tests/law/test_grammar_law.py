@@ -9,7 +9,7 @@ from fixtures import FULL_SCALE
 from specjax.draft import ModelDrafter
 from specjax.history import History
 from specjax.testing.joint import joint_law_test
-from specjax.testing.loop_sampler import LoopSampler, mixture_law
+from specjax.testing.loop_sampler import LoopSampler, settings_law
 from specjax.testing.tables import DEPTH, TABLES
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def forgetful(self, sampling):
 def law_test(rule, drafted, rows):
     drafter = ModelDrafter(TABLE.target, drafted, TABLE.vocabulary, 64, 8)
     sampler = LoopSampler(TABLE, DEPTH, rule, drafter, TABLE.draft_params, SETTINGS)
-    return joint_law_test(sampler, mixture_law(TABLE, DEPTH, SETTINGS), rows=rows)
+    return joint_law_test(sampler, settings_law(TABLE, DEPTH, SETTINGS), rows=rows)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -6,7 +6,7 @@ import pytest
 from specjax.draft import ModelDrafter, NoDraft
 from specjax.testing.checks import IDLE, PARAMETERS
 from specjax.testing.joint import joint_law_test
-from specjax.testing.loop_sampler import LoopSampler, mixture_law
+from specjax.testing.loop_sampler import LoopSampler, settings_law
 from specjax.testing.tables import DEPTH, TABLES
 from specjax.types import Drafter
 
@@ -29,7 +29,7 @@ def outcome(settings, law, rows, drafter: Drafter = DRAFTER):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_each_parameter_keeps_its_law(scale, name):
     """All in one program: what is not asked for is there and idle."""
-    result = outcome(whole(name), mixture_law(TABLE, DEPTH, whole(name)), scale(30_000, 400_000))
+    result = outcome(whole(name), settings_law(TABLE, DEPTH, whole(name)), scale(30_000, 400_000))
     assert result.passed, str(result)
 
 
@@ -40,8 +40,8 @@ def test_a_parameter_that_is_ignored_is_found(scale, name):
     bare = (
         IDLE if name != "logits_processor" else {k: v for k, v in IDLE.items() if "proc" not in k}
     )
-    law = mixture_law(TABLE, DEPTH, (bare | ends,))
-    assert np.abs(law - mixture_law(TABLE, DEPTH, whole(name))).sum() / 2 > 0.05
+    law = settings_law(TABLE, DEPTH, (bare | ends,))
+    assert np.abs(law - settings_law(TABLE, DEPTH, whole(name))).sum() / 2 > 0.05
     assert not outcome(whole(name), law, scale(30_000, 400_000)).passed
 
 

@@ -140,10 +140,10 @@ def test_holm_is_the_textbook_example():
 
 
 def test_a_plan_says_what_it_finds():
-    assert str(Plan(330_000, 81)).startswith(
+    assert str(Plan(330_000, 0.01)).startswith(
         "330,000 rows find any bias of total variation >= 1.00%"
     )
-    assert "20 checks together" in str(Plan(390_000, 81, checks=20))
+    assert "20 checks together" in str(Plan(390_000, 0.01, checks=20))
 
 
 @pytest.mark.parametrize("tv", [0.0, -0.1, 1.5])

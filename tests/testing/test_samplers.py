@@ -44,7 +44,7 @@ def test_a_jax_function(temperature, passes, capsys):
     sampler = JaxSampler(lambda key, rows: plain(key, rows, temperature))
     result = joint_law_test(sampler, TABLE.law(temperature=0.7), rows=50_000)
     assert result.passed is passes
-    assert "50,000 rows find any bias of total variation >= 2.57%" in capsys.readouterr().err
+    assert "50,000 rows find any bias of total variation >= 2.60%" in capsys.readouterr().err
 
 
 # --- a server ---
@@ -105,7 +105,7 @@ def test_a_server_that_keeps_its_law(server):
     )
     assert joint_law_test(sampler, np.outer(LAW, LAW), rows=1000).passed
     bodies = [body for body, _ in requests]
-    assert [body["n"] for body in bodies] == [64] * 15 + [40]
+    assert [body["n"] for body in bodies] == ([64] * 7 + [52]) * 2
     assert len({body["seed"] for body in bodies}) == 16
     assert bodies[0]["prompt"] == "hello" and bodies[0]["max_tokens"] == 2
     assert {token for _, token in requests} == {"Bearer x"}
