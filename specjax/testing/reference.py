@@ -20,7 +20,7 @@ GREEDY_BELOW = 1e-5
 AS_REQUESTED = (
     *("temperature", "top_k", "top_p", "min_p", "min_tokens", "stop_token_ids", "logit_bias"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("allowed_token_ids", "banned_token_ids"),
+    *("allowed_token_ids", "banned_token_ids", "num_speculative_tokens"),
 )
 
 Sequences = dict[tuple[int, ...], float]

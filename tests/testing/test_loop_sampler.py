@@ -55,3 +55,25 @@ def test_parameters_that_are_absent_are_absent(scale):
 def test_a_parameter_that_nobody_knows_is_refused_by_name():
     with pytest.raises(ValueError, match="unknown parameter 'topk'; known: temperature, top_k"):
         LoopSampler(TABLE, DEPTH, "block", settings=({"temperature": 1.0}, {"topk": 2}))
+
+
+OUT_OF_RANGE = {
+    "top_p": ({"top_p": 0.0}, "top_p is 0.0: it must lie in"),
+    "temperature": ({"temperature": -1.0}, "temperature is -1.0: it must be 0"),
+    "top_k": ({"top_k": -2}, "top_k is -2: 0 or -1 is off"),
+    "penalty": ({"presence_penalty": 3.0}, "presence_penalty is 3.0: it must lie in"),
+    "bias": ({"logit_bias": {-1: 1.0}}, "logit_bias has the token id -1: the vocabulary has 3"),
+    "banned": ({"banned_token_ids": (3,)}, "banned_token_ids has the token id 3"),
+    "drafted": ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1: it must be at"),
+}
+
+
+@pytest.mark.parametrize("setting, sentence", OUT_OF_RANGE.values(), ids=list(OUT_OF_RANGE))
+def test_a_parameter_out_of_range_is_refused(setting, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        LoopSampler(TABLE, DEPTH, "block", settings=({}, setting))
+
+
+def test_no_settings_are_refused():
+    with pytest.raises(ValueError, match="settings is empty: give one at least"):
+        LoopSampler(TABLE, DEPTH, "block", settings=())
