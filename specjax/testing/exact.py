@@ -9,6 +9,7 @@ Letters beyond those of `specjax.types`: ``C`` contexts, ``X`` drafts enumerated
 """
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,10 +20,16 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from specjax import tree
+from specjax.accept import RULES
 from specjax.accept.law import Law
 from specjax.testing.joint import continuations
 from specjax.testing.quick_compilation import jit_quickly
 from specjax.types import NO_PARENT, ROOT, Draft
+
+# How siblings are drawn, where that is no matter of the target's noise.
+DRAWS = ("sample", "top_k", "top_and_one")
+# How far from 1 a law may sum that was normalised in float32.
+ROUNDING = 1e-4
 
 
 class RoundLaw(NamedTuple):
@@ -50,20 +57,96 @@ def exact_law(
 ) -> ExactLaw:
     """The exact law of one round of ``rule`` over a tree drawn from the law ``log_q``, in float64.
 
-    ``log_p`` and ``log_q`` hold a law for each context of fewer than D tokens, D - 1 the depth of
-    the tree; a lossless rule's error is below 1e-9. ``draws`` is how the tree is drawn, None being
-    the way that the rule wants. Raises ValueError for a rule that is no law.
+    ``rule`` is one, or a registered name. ``log_p`` and ``log_q`` hold a law for each context of
+    fewer than D tokens, D - 1 at least the depth of the tree; a lossless rule's error is below
+    1e-9. ``parents`` are -1 at the root and at padding, and before their children. ``draws`` is how
+    the tree is drawn, None being the way that the rule wants. Raises ValueError for a rule that is
+    no law, a tree that it doesn't take, and laws that are none or not of these contexts.
     """
+    rule = _rule(rule)
+    laws = tuple(np.asarray(law, np.float64) for law in (log_p, log_q))
+    parents, draws = np.asarray(parents), draws or rule.draws
+    if draws not in DRAWS:
+        raise ValueError(f"unknown draws {draws!r}; known: {', '.join(DRAWS)}")
+    for name, law in zip(("log_p", "log_q"), laws, strict=True):
+        _require_laws(name, law)
+    if laws[0].shape != laws[1].shape:
+        raise ValueError(
+            f"log_p has shape {laws[0].shape}, log_q {laws[1].shape}: give both the same contexts"
+        )
+    _require_tree(parents, rule, *laws[0].shape)
+    with jax.enable_x64(True):
+        shape = jnp.asarray(parents, jnp.int32)
+        joint, target, accepted = _exact(rule, draws, *map(jnp.asarray, laws), shape)
+        error = float(jnp.max(jnp.abs(joint - target)))
+        return ExactLaw(error, joint, target, float(accepted))
+
+
+def _rule(rule: Any) -> Any:
+    if isinstance(rule, str):
+        if rule not in RULES:
+            raise ValueError(f"unknown rule {rule!r}; known: {', '.join(RULES)}")
+        rule = RULES[rule]
     if not hasattr(rule, "stop_law"):
         raise ValueError(
             f"{type(rule).__name__} is no law but a function of the noise: compare its tokens"
         )
-    with jax.enable_x64(True):
-        laws = (jnp.asarray(np.asarray(law, np.float64)) for law in (log_p, log_q))
-        shape = jnp.asarray(parents, jnp.int32)
-        joint, target, accepted = _exact(rule, draws or rule.draws, *laws, shape)
-        error = float(jnp.max(jnp.abs(joint - target)))
-        return ExactLaw(error, joint, target, float(accepted))
+    return rule
+
+
+def _require_laws(name: str, law: Float[np.ndarray, "..."]) -> None:
+    """Raises ValueError unless ``law`` are log-laws [C, V] of all contexts to some depth."""
+    if law.ndim != 2 or not law.size:
+        raise ValueError(f"{name} has shape {law.shape}: give [C, V], a law for each context")
+    contexts, vocabulary = law.shape
+    whole = (num_contexts(vocabulary, depth) for depth in itertools.count(1))
+    if next(number for number in whole if number >= contexts) != contexts:
+        raise ValueError(
+            f"{name} has laws of {contexts} contexts: give those of all contexts of fewer than D "
+            f"tokens, 1, {1 + vocabulary}, {num_contexts(vocabulary, 3)} and so on"
+        )
+    with np.errstate(over="ignore"):
+        total = np.exp(law).sum(axis=1)
+    if not np.all(np.abs(total - 1) <= ROUNDING):
+        context = int(np.argmax(~(np.abs(total - 1) <= ROUNDING)))
+        raise ValueError(
+            f"{name} at context {context} sums to {total[context]:.6g}, not 1: give the logarithms "
+            "of probabilities"
+        )
+
+
+def _require_tree(
+    parents: Int[np.ndarray, "..."], rule: Any, contexts: int, vocabulary: int
+) -> None:
+    """Raises ValueError unless ``parents`` are a tree for ``rule`` that the contexts reach past."""
+    is_list = parents.ndim == 1 and parents.size and np.issubdtype(parents.dtype, np.integer)
+    if not is_list or parents[0] != NO_PARENT:
+        raise ValueError(f"parents is {parents.tolist()}: give the index of each node's, -1 first")
+    index = np.arange(parents.size)
+    if np.any(parents < NO_PARENT) or np.any(parents >= index):
+        raise ValueError(
+            f"parents is {parents.tolist()}: give each node a parent that comes before it, or -1"
+        )
+    has_parent = parents != NO_PARENT
+    if not getattr(rule, "trees", True) and np.any(has_parent & (parents != index - 1)):
+        raise ValueError(
+            f"{type(rule).__name__} takes chains only, and parents is {parents.tolist()}: give a "
+            "chain, or choose a rule for trees"
+        )
+    most = int(np.max(np.bincount(parents[has_parent]), initial=0))
+    if most > vocabulary:
+        raise ValueError(
+            f"a node has {most} children, more than the {vocabulary} tokens: draft fewer"
+        )
+    depth = np.zeros_like(parents)
+    for node in np.flatnonzero(has_parent):
+        depth[node] = depth[parents[node]] + 1
+    needed = num_contexts(vocabulary, int(depth.max()) + 1)
+    if contexts < needed:
+        raise ValueError(
+            f"log_p and log_q have laws of {contexts} contexts, and a tree of this depth reaches "
+            f"{needed}: give them all"
+        )
 
 
 @functools.partial(jit_quickly, static_argnums=(0, 1))

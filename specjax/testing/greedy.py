@@ -97,9 +97,12 @@ def greedy_report(
     """Re-scores the output ``tokens[prompt_length:length]`` of each row, given its own past.
 
     ``target`` and ``params`` are the plain model, ``dtype`` what it computes in. Unlike a
-    comparison with plain output it goes on after the first difference.
+    comparison with plain output it goes on after the first difference. Raises ValueError where a
+    row has no prompt, where its output ends before it begins or beyond the array, and where no row
+    has any.
     """
     tokens, prompt_length, length = (np.asarray(one) for one in (tokens, prompt_length, length))
+    _require_output(tokens, prompt_length, length)
     width = -(-tokens.shape[1] // CHUNK) * CHUNK
     tokens = np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
     differences = []
@@ -129,6 +132,24 @@ def greedy_report(
         near_ties=tuple(one for one in differences if not one.is_fault),
         faults=tuple(one for one in differences if one.is_fault),
     )
+
+
+def _require_output(tokens, prompt_length, length) -> None:
+    if tokens.ndim != 2 or not prompt_length.shape == length.shape == tokens.shape[:1]:
+        raise ValueError(
+            f"tokens has shape {tokens.shape}, prompt_length {prompt_length.shape} and length "
+            f"{length.shape}: give [B, L], [B] and [B]"
+        )
+    wrong = (prompt_length < 1) | (length < prompt_length) | (length > tokens.shape[1])
+    if np.any(wrong):
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"row {row} has prompt_length {prompt_length[row]} and length {length[row]} of "
+            f"{tokens.shape[1]} tokens: give 1 <= prompt_length <= length, prompt and output, "
+            f"<= {tokens.shape[1]}"
+        )
+    if not np.any(length > prompt_length):
+        raise ValueError("no row has any output to be scored: length is that of prompt and output")
 
 
 def _step(logit: float, dtype: DTypeLike) -> float:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from specjax.generate import generate, next_power_of_two
 from specjax.sampling import Sampling
 from specjax.testing.quick_compilation import jit_quickly
-from specjax.testing.reference import Sequences
+from specjax.testing.reference import Sequences, require_in_range, require_in_vocabulary
 from specjax.types import NO_TOKEN, Generation
 
 CHUNK = 8
@@ -44,7 +44,8 @@ class LoopSampler:
     `specjax.testing.reference.log_probs`; of several, each row takes one at random, so that rows
     asked for different things lie side by side, and begins with that one's number: a row that got
     its neighbour's would not show in the average. ``num_speculative_tokens`` among them limits what
-    a row drafts. Raises ValueError for a parameter of another name.
+    a row drafts. Raises ValueError for a parameter of another name, a value that `SamplingParams`
+    refuses, and no settings at all.
     """
 
     model: Any
@@ -59,6 +60,11 @@ class LoopSampler:
             if name not in (*NUMBERS, *OTHERS):
                 known = ", ".join((*NUMBERS, *OTHERS))
                 raise ValueError(f"unknown parameter {name!r}; known: {known}")
+        if not self.settings:
+            raise ValueError("settings is empty: give one at least, {} for the model's own law")
+        for setting in self.settings:
+            require_in_range(setting)
+            require_in_vocabulary(setting, self.model.vocabulary)
 
     def __call__(self, seed: int, rows: int) -> Int[Array, "rows depth"]:
         generation = self.generate(seed, rows)

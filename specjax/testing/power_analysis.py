@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import special
 
+from specjax.sampling_params import require_integer
+
 ALPHA = 1e-6
 PROBABILITY = 0.99
 DEFAULT_CELLS = 3**4
@@ -30,8 +32,12 @@ def power(
     """Probability that one check finds a bias of total variation ``tv``, whatever its direction.
 
     ``cells`` is the number of outcomes (3^4 for four tokens of a vocabulary of 3), ``checks`` how
-    many share the family-wise level ``alpha``.
+    many share the family-wise level ``alpha``. Raises ValueError for a ``tv`` outside (0, 1], and
+    for numbers that are none of rows, outcomes, checks or a level.
     """
+    require_integer("rows", rows, at_least=0)
+    _require_total_variation(tv)
+    _require_plan(cells, checks, alpha=alpha)
     return _power(cells - 1, rows, tv, _critical_value(cells - 1, alpha / checks))
 
 
@@ -45,10 +51,10 @@ def rows_needed(
 ) -> int:
     """Rows a check, so that any bias of at least ``tv`` is found with ``probability``.
 
-    Raises ValueError for a ``tv`` outside (0, 1].
+    Raises ValueError for a ``tv`` outside (0, 1], and as `power` does.
     """
-    if not 0 < tv <= 1:
-        raise ValueError(f"tv is {tv}: a total variation to be found lies in (0, 1]")
+    _require_total_variation(tv)
+    _require_plan(cells, checks, alpha=alpha, probability=probability)
     if cells < 2:
         return math.ceil(math.log1p(-probability) / math.log1p(-min(tv, 1 - 1e-12)))
     return math.ceil(_noncentrality(cells - 1, alpha / checks, probability) / (4 * tv**2))
@@ -64,8 +70,11 @@ def smallest_tv(
 ) -> float:
     """The smallest total variation that so many rows find with ``probability``; 1 if none.
 
-    A law of a single outcome is left by the first draw that differs.
+    A law of a single outcome is left by the first draw that differs. Raises ValueError as `power`
+    does.
     """
+    require_integer("rows", rows, at_least=0)
+    _require_plan(cells, checks, alpha=alpha, probability=probability)
     if rows < 1:
         return 1.0
     if cells < 2:
@@ -134,6 +143,19 @@ def worst_direction(law: Float[np.ndarray, " cells"]) -> Bool[np.ndarray, " cell
             gains[cell] = True
             held += law[cell]
     return gains
+
+
+def _require_total_variation(tv: float) -> None:
+    if not 0 < tv <= 1:
+        raise ValueError(f"tv is {tv}: a total variation to be found lies in (0, 1]")
+
+
+def _require_plan(cells: int, checks: int, **shares: float) -> None:
+    require_integer("cells", cells, at_least=1)
+    require_integer("checks", checks, at_least=1)
+    for name, share in shares.items():
+        if not 0 < share < 1:
+            raise ValueError(f"{name} is {share}: it must lie between 0 and 1, both excluded")
 
 
 def _critical_value(degrees: int, level: float) -> float:

@@ -4,13 +4,24 @@ One vector at a time, by full sorts and dictionaries, with vLLM's names, meaning
 from there the law of whole sequences.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from specjax.sampling_params import SamplingParams, require_integer
+
 GREEDY_BELOW = 1e-5
+# Parameters that are here what they are in `SamplingParams`: the others are token ids in place of
+# text, a table in place of a grammar, and a function of NumPy arrays.
+AS_REQUESTED = (
+    *("temperature", "top_k", "top_p", "min_p", "min_tokens", "stop_token_ids", "logit_bias"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("allowed_token_ids", "banned_token_ids", "num_speculative_tokens"),
+)
 
 Sequences = dict[tuple[int, ...], float]
 
@@ -28,23 +39,59 @@ def sequence_law(
     ``next_logits(contexts [N, L]) -> [N, V]`` is asked once a level, for the contexts that can
     occur: with ``top_k`` a model of any vocabulary has a law of at most ``top_k ** depth``
     sequences. ``parameters`` are those of `log_probs`. A sequence that has come to one of
-    ``stop_token_ids`` repeats it to the end.
+    ``stop_token_ids`` repeats it to the end. Raises ValueError for values that `SamplingParams`
+    refuses, for token ids beyond the vocabulary, and for logits that are no law or leave no token.
     """
+    require_integer("depth", depth, at_least=1)
+    shaping: dict[str, Any] = parameters | {"stop_token_ids": stop_token_ids}
+    require_in_range(shaping)
     law: Sequences = {(): 1.0}
     for _ in range(depth):
         contexts = np.array([[*prompt, *output] for output in law], np.int32)
-        each_logits = np.asarray(next_logits(contexts), np.float64)
+        each_logits = _asked(next_logits, contexts)
+        require_in_vocabulary(shaping, each_logits.shape[1])
         longer: Sequences = {}
         for (output, mass), logits in zip(law.items(), each_logits, strict=True):
             if output and output[-1] in stop_token_ids:
                 longer[(*output, output[-1])] = mass
                 continue
-            shaping: dict[str, Any] = parameters | {"stop_token_ids": stop_token_ids}
             log_p = log_probs(logits, prompt=prompt, output=output, **shaping)
             for token in np.flatnonzero(log_p > -np.inf).tolist():
                 longer[(*output, token)] = mass * float(np.exp(log_p[token]))
         law = longer
     return law
+
+
+def require_in_range(parameters: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value that `SamplingParams` refuses."""
+    requested = {name: value for name, value in parameters.items() if name in AS_REQUESTED}
+    # The law of the first tokens is the same, however many follow.
+    SamplingParams(max_tokens=sys.maxsize, **requested)
+
+
+def require_in_vocabulary(parameters: Mapping[str, Any], vocabulary: int) -> None:
+    """Raises ValueError for a ban or a bias of a token id that is none of 0 to ``vocabulary`` - 1.
+
+    Stop ids and bad words beyond it never come, and may pad others.
+    """
+    for name in ("allowed_token_ids", "banned_token_ids", "logit_bias"):
+        ids = parameters.get(name)
+        for id in () if ids is None else ids:
+            if not isinstance(id, Integral) or not 0 <= int(id) < vocabulary:
+                raise ValueError(
+                    f"{name} has the token id {id!r}: the vocabulary has {vocabulary}, 0 to "
+                    f"{vocabulary - 1}"
+                )
+
+
+def _asked(next_logits, contexts) -> Float[np.ndarray, "N V"]:
+    logits = np.asarray(next_logits(contexts), np.float64)
+    if logits.ndim != 2 or len(logits) != len(contexts):
+        raise ValueError(
+            f"next_logits returned shape {logits.shape} for {len(contexts)} contexts: return "
+            "[N, V], a row each"
+        )
+    return logits
 
 
 def log_probs(
@@ -63,12 +110,14 @@ def log_probs(
 
     ``shaping`` goes to `shaped_logits`; then come the user's processor, which is given the logits
     and all tokens so far, and temperature, min-p, top-k, top-p, in this order. Ties go to the
-    lowest id. A temperature below 1e-5 is the point mass on the maximum.
+    lowest id. A temperature below 1e-5 is the point mass on the maximum. Raises ValueError for
+    logits that are NaN or +inf, or leave no token.
     """
     logits = shaped_logits(np.asarray(logits, np.float64), prompt, output, **shaping)
     if logits_processor is not None:
         history = np.array([*prompt, *output], np.int32)
         logits = np.asarray(logits_processor(logits, history), np.float64)
+    _require_some(logits, output)
     vocabulary = logits.shape[0]
     if temperature < GREEDY_BELOW:
         return np.where(np.arange(vocabulary) == np.argmax(logits), 0.0, -np.inf)
@@ -126,6 +175,14 @@ def shaped_logits(
     for token in set(output):
         logits[token] -= frequency_penalty * list(output).count(token) + presence_penalty
     return logits
+
+
+def _require_some(logits, output) -> None:
+    after = f"after the output {list(output)}"
+    if not np.all(logits < np.inf):
+        raise ValueError(f"{after} a logit is NaN or +inf: mend the model or logits_processor")
+    if not np.any(logits > -np.inf):
+        raise ValueError(f"{after} no token is left, each logit is -inf: allow one that can come")
 
 
 def _allowed(grammar, output):

@@ -193,3 +193,49 @@ def test_exact_law_tells_a_rule_from_a_faulty_one():
     assert right.mean_accepted == pytest.approx(wrong.mean_accepted)
     with pytest.raises(ValueError, match="Coupled is no law"):
         exact_law(RULES["coupled"], log_p, log_q, parents)
+
+
+def test_exact_law_takes_a_registered_name():
+    log_p, log_q, parents = (np.asarray(x)[0] for x in chains(3, 2, repeats=1))
+    named, given = (exact_law(rule, log_p, log_q, parents) for rule in ("block", RULES["block"]))
+    assert named.error == given.error < ROUNDING and named.mean_accepted == given.mean_accepted
+
+
+LAW = np.log(np.full((num_contexts(3, 3), 3), 1 / 3))
+CHAIN, TREE = (-1, 0, 1), (-1, 0, 0)
+REFUSED = {
+    "probabilities": (
+        {"log_p": np.exp(LAW)},
+        "log_p at context 0 sums to 4.1.*, not 1: give the logarithms of probabilities",
+    ),
+    "a draft's probabilities": ({"log_q": np.exp(LAW)}, "log_q at context 0 sums to"),
+    "NaN": ({"log_q": LAW + np.nan}, "log_q at context 0 sums to nan"),
+    "some contexts": ({"log_p": LAW[:7], "log_q": LAW[:7]}, "laws of 7 contexts: give those of"),
+    "too shallow": (
+        {"log_p": LAW[:4], "log_q": LAW[:4]},
+        "laws of 4 contexts, and a tree of this depth reaches 13",
+    ),
+    "a tree for a chain's rule": ({"parents": TREE}, "Block takes chains only"),
+    "a parent that comes later": (
+        {"rule": "traversal", "parents": (-1, 2, 1)},
+        r"parents is \[-1, 2, 1\]: give each node a parent that comes before it, or -1",
+    ),
+    "its own parent": ({"parents": (-1, 0, 2)}, "give each node a parent that comes before it"),
+    "no root": ({"parents": (0, 1, 2)}, "give the index of each node's, -1 first"),
+    "too many siblings": (
+        {"rule": "traversal", "parents": (-1, 0, 0, 0, 0)},
+        "a node has 4 children, more than the 3 tokens",
+    ),
+    "draws": ({"draws": "x"}, "unknown draws 'x'; known: sample, top_k, top_and_one"),
+    "no rule": ({"rule": "blok"}, "unknown rule 'blok'; known: greedy, rejection, block"),
+    "no law": ({"rule": "coupled"}, "Coupled is no law"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("changed, sentence", REFUSED.values(), ids=list(REFUSED))
+def test_what_has_no_exact_law_is_refused(changed, sentence):
+    whole = {"rule": "block", "log_p": LAW, "log_q": LAW, "parents": CHAIN} | changed
+    whole["parents"] = np.array(whole["parents"])
+    with pytest.raises(ValueError, match=sentence):
+        exact_law(**whole)

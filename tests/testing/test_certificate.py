@@ -78,7 +78,9 @@ def test_a_rule_that_is_not_lossless_is_checked_where_that_shows(budget):
 def test_filters_choose_and_an_empty_choice_is_an_error():
     assert {check.rule for check in checks("fast", ["recursive"])} == {"recursive"}
     assert {check.drafter for check in checks("fast", [], ["ngram"])} == {"ngram"}
-    with pytest.raises(ValueError, match="no check has the rule 'greedy' with the drafters ngram: leave"):
+    with pytest.raises(
+        ValueError, match="no check has the rule 'greedy' with the drafters ngram: leave"
+    ):
         checks("fast", ["greedy"], ["ngram"])
     with pytest.raises(ValueError, match="no check has the rule 'block' with the drafters ngram"):
         checks("fast", ["matching", "block"], ["ngram"])

@@ -119,3 +119,35 @@ def test_bfloat16_output_is_within_its_steps():
         dtype=jnp.bfloat16,
     )
     assert found.passed, str(found)
+
+
+NOTHING_TO_SCORE = {
+    "before it begins": ([4, 4], [2, 8], "row 0 has prompt_length 4 and length 2 of 8 tokens"),
+    "beyond the array": ([4, 4], [8, 9], "row 1 has prompt_length 4 and length 9 of 8 tokens"),
+    "no prompt": ([0, 4], [8, 8], "row 0 has prompt_length 0 .* give 1 <= prompt_length"),
+    "no output": ([4, 4], [4, 4], "no row has any output to be scored"),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    "prompt_length, length, sentence", NOTHING_TO_SCORE.values(), ids=list(NOTHING_TO_SCORE)
+)
+def test_rows_without_output_to_score_are_refused(prompt_length, length, sentence):
+    tokens = np.zeros((2, 8), np.int32)
+    with pytest.raises(ValueError, match=sentence):
+        greedy_report(
+            Recompute(second_order),
+            jnp.zeros((3, 3, 3)),
+            tokens,
+            np.array(prompt_length),
+            np.array(length),
+        )
+
+
+@pytest.mark.fast
+def test_a_row_may_lack_output_that_another_has():
+    tokens = np.zeros((2, 8), np.int32)
+    lengths = np.array([4, 4]), np.array([4, 6])
+    found = greedy_report(Recompute(second_order), jnp.zeros((3, 3, 3)), tokens, *lengths)
+    assert found.passed and found.tokens == 2

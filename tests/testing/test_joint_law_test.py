@@ -99,6 +99,7 @@ def test_a_sampler_that_ignores_its_seed_is_refused(rows_a_call):
 
 def test_rows_that_come_in_pairs_are_found():
     """Each row twice keeps the law of one row, and its tests find half as much as they say."""
+
     def pairs(seed, rows):
         return np.repeat(drawing(RIGHT)(seed, rows // 2), 2, axis=0)
 

@@ -117,3 +117,60 @@ def test_the_users_processor_comes_before_the_temperature():
     )
     expected = np.array([1.0, 3.0, -0.5, 4.0]) / 0.5
     np.testing.assert_allclose(law, expected - np.log(np.exp(expected).sum()))
+
+
+def uniform(contexts):
+    return np.zeros((len(contexts), 4))
+
+
+NO_LAW = {
+    "top_p of 0": ({"top_p": 0.0}, r"top_p is 0.0: it must lie in \(0, 1\]"),
+    "top_p below 0": ({"top_p": -2.0}, "top_p is -2.0: it must lie in"),
+    "no temperature": ({"temperature": -1.0}, "temperature is -1.0: it must be 0"),
+    "min_p": ({"min_p": 1.5}, "min_p is 1.5: it must lie in"),
+    "top_k": ({"top_k": -2}, "top_k is -2: 0 or -1 is off"),
+    "repetition": ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0: it must be more"),
+    "nothing allowed": ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+    "allowed": ({"allowed_token_ids": [9]}, "allowed_token_ids has the token id 9: the voc"),
+    "banned": ({"banned_token_ids": [4]}, "banned_token_ids has the token id 4: the vocabulary"),
+    "bias": ({"logit_bias": {-1: 1.0}}, "logit_bias has the token id -1: the vocabulary has 4"),
+    "all banned": (
+        {"allowed_token_ids": [1], "banned_token_ids": [1]},
+        r"after the output \[\] no token is left",
+    ),
+    "processor": (
+        {"logits_processor": lambda logits, history: logits + np.nan},
+        r"after the output \[\] a logit is NaN or \+inf: mend the model or logits_processor",
+    ),
+}
+
+
+@pytest.mark.parametrize("parameters, sentence", NO_LAW.values(), ids=list(NO_LAW))
+def test_parameters_that_leave_no_law_are_refused(parameters, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        reference.sequence_law(uniform, (0, 1), 2, **parameters)
+
+
+WRONG_LOGITS = {
+    "NaN": ([0.0, np.nan, 0.0], "a logit is NaN"),
+    "+inf": ([0.0, np.inf, 0.0], "a logit is NaN or"),
+    "-inf": ([-np.inf] * 3, "no token is left"),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong, sentence", WRONG_LOGITS.values(), ids=list(WRONG_LOGITS))
+def test_logits_that_are_no_law_are_refused(wrong, sentence, temperature):
+    """Where they can come: after a first token 1, which greedy decoding takes as well."""
+
+    def next_logits(contexts):
+        return np.where(contexts[:, -1:] == 1, wrong, [0.0, 1.0, 0.0])
+
+    with pytest.raises(ValueError, match=rf"after the output \[1\] {sentence}"):
+        reference.sequence_law(next_logits, (0,), 2, temperature=temperature)
+    assert len(reference.sequence_law(next_logits, (0,), 2, banned_token_ids=[1])) == 4
+
+
+def test_logits_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"shape \(4,\) for 1 contexts: return \[N, V\]"):
+        reference.sequence_law(lambda contexts: np.zeros(4), (0,), 2)
