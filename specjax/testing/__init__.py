@@ -3,7 +3,7 @@
 - `joint_law_test` draws from a sampler and tests the joint law of its first tokens.
 - `JaxSampler`, `HuggingFaceSampler`, `EndpointSampler` make samplers of other people's.
 - `sequence_law`, `hugging_face_law` and `TABLES` say what the law is.
-- `power`, `rows_needed`, `smallest_tv` say how many rows find how small a bias.
+- `plan_of`, `power`, `rows_needed`, `smallest_tv` say how many rows find how small a bias.
 - `exact_law` computes the law of one round of a rule, without sampling.
 - `MUTANTS` are rules, drafters and loops with one line wrong each; `run_checks` hunts one.
 - `greedy_report` re-scores greedy output and sorts each difference into near-tie and fault.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specjax.testing.greedy import greedy_report as greedy_report
     from specjax.testing.joint import JointLawResult as JointLawResult
     from specjax.testing.joint import joint_law_test as joint_law_test
+    from specjax.testing.joint import plan_of as plan_of
     from specjax.testing.mutants import MUTANTS as MUTANTS
     from specjax.testing.mutants import run_checks as run_checks
     from specjax.testing.power_analysis import Plan as Plan
@@ -61,6 +62,7 @@ _HOME = {
     "Table": "tables",
     "hugging_face_law": "samplers",
     "joint_law_test": "joint",
+    "plan_of": "joint",
     "power": "power_analysis",
     "rows_needed": "power_analysis",
     "sequence_law": "reference",

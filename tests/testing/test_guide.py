@@ -5,7 +5,7 @@ import re
 import pytest
 
 import specjax.testing
-from specjax.testing import power, rows_needed, smallest_tv
+from specjax.testing import TABLES, plan_of, power, rows_needed, smallest_tv
 
 pytestmark = pytest.mark.fast
 
@@ -26,10 +26,12 @@ def test_the_first_example_runs(guide, capsys):
 
 
 def test_the_numbers_are_right(guide):
-    shown = dict(re.findall(r"^(\w+\(.*?\))  # ([\d.]+)", guide, re.M))
-    assert len(shown) == 3
+    shown = dict(re.findall(r"^(\w+\(.*?\)\S*)  # ([\d.]+)", guide, re.M))
+    assert len(shown) == 5
+    law = TABLES["trigram"].law(depth=4, temperature=0.7)
+    names = {"power": power, "rows_needed": rows_needed, "smallest_tv": smallest_tv}
+    names |= {"plan_of": plan_of, "law": law}
     for call, value in shown.items():
-        names = {"power": power, "rows_needed": rows_needed, "smallest_tv": smallest_tv}
         digits = len(value.split(".")[-1]) if "." in value else 0
         assert round(eval(call, names), digits) == float(value), call
 
