@@ -54,6 +54,8 @@ def resolve(model: str | Path) -> Path:
     """
     from ckpt_convert.store import is_checkpoint
 
+    if not str(model).strip():
+        raise ConversionError("the model has no name: give a path or one of " + ", ".join(KNOWN))
     path = Path(model).expanduser()
     if is_checkpoint(path):
         return path

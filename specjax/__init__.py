@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from specjax.checkpoint import Model as Model
     from specjax.checkpoint import load as load
-    from specjax.generate import generate as generate
+    from specjax.generation import generate as generate
     from specjax.llm import LLM as LLM
     from specjax.recompute import Recompute as Recompute
     from specjax.sampling import Sampling as Sampling
@@ -23,7 +23,7 @@ _HOME = {
     "Recompute": "specjax.recompute",
     "Sampling": "specjax.sampling",
     "SamplingParams": "specjax.sampling_params",
-    "generate": "specjax.generate",
+    "generate": "specjax.generation",
     "load": "specjax.checkpoint",
 }
 __all__ = sorted(_HOME)

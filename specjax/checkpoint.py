@@ -153,9 +153,13 @@ def check_stored(model: Any, stored: str | None, wanted: str | None) -> None:
         )
 
 
-def check_loaded(model: Model, wanted: str | None) -> None:
-    """Refuses to quantise a model that is in memory already."""
+def check_loaded(model: Model, wanted: str | None, dtype: str) -> None:
+    """Refuses to quantise or to cast a model that is in memory already."""
     check_scheme(wanted)
+    if dtype != "auto" and resolve_dtype(dtype) != model.dtype:
+        raise ValueError(
+            f"the loaded model is of {model.dtype}: load it with dtype={dtype!r}, or leave it out"
+        )
     stored = getattr(model.target, "quantization", None)
     check_stored("the loaded model", stored, wanted)
     if wanted is not None and stored is None:

@@ -20,6 +20,10 @@ def enable_compilation_cache() -> None:
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     folder = cache_dir() / "programs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # what is kept there is convenient, and nothing that a start should fail for
     # JAX can bound the folder, but then it looks at every file before it keeps one program more:
     # 0.2 s where 4,000 are kept. A program that another process has half written is only compiled
     # again, with a warning.

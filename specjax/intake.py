@@ -4,13 +4,13 @@ Whatever is refused here is refused before anything is compiled, in one sentence
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specjax.grammar import Grammar, compile_regex
 from specjax.json_schema import json_schema_regex
-from specjax.requests import listed, params_of_each, prompt_of_mapping, token_id
+from specjax.requests import is_list_of_ids, listed, params_of_each, prompt_of_mapping, token_id
 from specjax.sampling import GREEDY_BELOW
 from specjax.sampling_params import SamplingParams
 from specjax.shaping import check_processor
@@ -67,12 +67,19 @@ class Intake:
         if not messages:
             raise ValueError("no message given: the conversation is empty")
         several = [messages] if isinstance(messages[0], Mapping) else messages
+        for one in several:
+            if not isinstance(one, Sequence) or isinstance(one, str):
+                raise ValueError(
+                    f"{one!r} is no conversation: give lists of {{'role': ..., 'content': ...}}"
+                )
         return [self.tokenizer.apply_chat_template(one) for one in several]
 
     def _one(self, number: int, pair, rule: Rule) -> Asked:
         prompt, params = pair
         text, ids = self._tokenize(number, prompt)
         self._check_prompt(number, ids)
+        if params.max_tokens is None:
+            params = replace(params, max_tokens=self.max_model_len - len(ids))
         self._check_ids(number, ids, params)
         if rule.greedy_only and params.temperature >= GREEDY_BELOW:
             raise ValueError(
@@ -87,7 +94,7 @@ class Intake:
         impossible = self._impossible(params)
         if len(impossible) == self.vocab_size:
             raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
-        words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        words = [ids for word in params.bad_words or () for ids in self._spellings(word)]
         return Asked(text, ids, params, words, self._grammar(params, impossible))
 
     def _tokenize(self, number: int, prompt: Any) -> tuple[str | None, list[int]]:
@@ -95,7 +102,7 @@ class Intake:
             prompt = prompt_of_mapping(number, prompt)
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        if not is_list_of_ids(prompt):
             raise ValueError(f"prompt {number} is {prompt!r}: give text, or a list of token ids")
         return None, [token_id(number, token) for token in prompt]
 
@@ -111,7 +118,7 @@ class Intake:
     def _check_ids(self, number: int, ids: list[int], params: SamplingParams) -> None:
         every = {
             "token": ids,
-            "stop token": params.stop_token_ids,
+            "stop token": params.stop_token_ids or (),
             "allowed token": params.allowed_token_ids or (),
             "banned token": params.banned_token_ids,
             "logit_bias": params.logit_bias or {},

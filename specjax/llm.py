@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from specjax.checkpoint import Model, check_loaded, load
 from specjax.detokenizer import Detokenizer
 from specjax.draft import Host
 from specjax.draft.host import Loaded
-from specjax.generate import next_power_of_two
+from specjax.generation import next_power_of_two
 from specjax.intake import Asked, Intake
 from specjax.metrics import Counts, Metrics
 from specjax.outputs import CompletionOutput, Delta, RequestOutput, token_logprobs
@@ -36,6 +36,14 @@ from specjax.speculative_config import SpeculativeConfig
 from specjax.types import FINISH_REASONS, RUNNING, STOPPED, Request, Stats, Trace
 
 QUIET_SECONDS = 2.0
+
+
+class _Running(NamedTuple):
+    """The programs that serve, and what they are given."""
+
+    programs: Programs
+    params: Any
+    drafter_params: Any
 
 
 class LLM:
@@ -79,7 +87,7 @@ class LLM:
             require_integer("max_model_len", max_model_len)
         self._key = seed_key(seed)
         if isinstance(model, Model):
-            check_loaded(model, quantization)
+            check_loaded(model, quantization, dtype)
             self.model = model
         else:
             self.model = load(model, dtype=dtype, mesh=mesh, quantization=quantization)
@@ -129,7 +137,7 @@ class LLM:
         )
         placed = programs.place_all(self.model.params, built.params)
         # All together and last: a configuration that is refused leaves the engine as it was.
-        self._programs, (self._params, self._drafter_params) = programs, placed
+        self._running = _Running(programs, *placed)
         self.speculative_config = speculative_config
 
     def generate(
@@ -145,7 +153,7 @@ class LLM:
         recommend. An interrupt (Ctrl-C) stops at the next chunk and returns what is there, with
         finish reason "abort".
         """
-        asked = self._intake.take(prompts, sampling_params, self._programs.rule)
+        asked = self._intake.take(prompts, sampling_params, self._running.programs.rule)
         rows = self._rows(asked)
         with _progress(len(rows), use_tqdm) as advance, contextlib.suppress(KeyboardInterrupt):
             for _ in self._serve(rows, advance):
@@ -173,7 +181,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """Yields what is new of each sample as it comes; texts joined are `generate`'s texts."""
-        asked = self._intake.take(prompts, sampling_params, self._programs.rule)
+        asked = self._intake.take(prompts, sampling_params, self._running.programs.rule)
         return self._deltas(self._rows(asked))
 
     def stream_chat(
@@ -204,8 +212,9 @@ class LLM:
             Row(row, 0, [0], params, jax.random.key(0), self._detokenizer(params))
             for row in range(rows)
         ]
-        request, state = self._start(batch)
-        jax.block_until_ready(self._advance(request, state, np.ones(rows, bool)))
+        running = self._running
+        request, state = self._start(running, batch)
+        jax.block_until_ready(self._advance(running, request, state, np.ones(rows, bool)))
 
     # Requests.
 
@@ -252,8 +261,10 @@ class LLM:
 
     def _serve_group(self, group: list[Row]) -> Iterator[None]:
         first = began = time.perf_counter()
+        # A stream goes on with what it began with, whatever `set_speculation` does meanwhile.
+        running = self._running
         try:
-            request, state = self._start(group)
+            request, state = self._start(running, group)
             jax.block_until_ready(state.finish)
             first = time.perf_counter()
             for row in group:
@@ -264,7 +275,7 @@ class LLM:
                 ended = np.array([row.output is not None for row in group])
                 if all(ended):
                     return
-                state, trace = self._advance(request, state, ended)
+                state, trace = self._advance(running, request, state, ended)
                 self._take(group, state, jax.device_get(trace), first)
                 yield
         finally:
@@ -272,19 +283,19 @@ class LLM:
                 if row.output is None:
                     self._finish(row, "abort", None, time.perf_counter() - first)
 
-    def _start(self, group: list[Row]):
+    def _start(self, running: "_Running", group: list[Row]):
         request, tokens, prompt_of_row = self._request(group)
-        state = self._programs.start(
-            self._params, self._drafter_params, request, tokens, prompt_of_row
+        state = running.programs.start(
+            running.params, running.drafter_params, request, tokens, prompt_of_row
         )
         return request, state
 
-    def _advance(self, request, state, ended: np.ndarray):
+    def _advance(self, running: "_Running", request, state, ended: np.ndarray):
         """One chunk of rounds, without the rows that the host has ended at stop strings."""
         halt = np.pad(ended, (0, len(request.limit) - len(ended)))
         rounds = np.int32(self.rounds_per_chunk)
-        return self._programs.advance(
-            self._params, self._drafter_params, request, state, rounds, halt
+        return running.programs.advance(
+            running.params, running.drafter_params, request, state, rounds, halt
         )
 
     def _request(self, group: list[Row]) -> tuple[Request, Array, Array | None]:
@@ -292,7 +303,7 @@ class LLM:
         prompts = distinct_prompts(group)
         shared = len(prompts) < len(group)
         rows = next_power_of_two(len(group))
-        wanted = max(len(row.prompt) + row.params.max_tokens for row in group)
+        wanted = max(len(row.prompt) + (row.params.max_tokens or 0) for row in group)
         buffer = min(next_power_of_two(max(wanted, SMALLEST_BUFFER)), self.max_model_len)
         tokens = np.zeros((next_power_of_two(len(prompts)), buffer), np.int32)
         for place, ids in enumerate(prompts.values()):
@@ -345,13 +356,13 @@ class LLM:
         rest = row.detokenizer.flush()
         row.text += rest
         row.pending_text += rest
-        depths = np.zeros(self._programs.drafter.max_depth, np.int64)
+        none = np.zeros(self._running.programs.drafter.max_depth, np.int64)
         metrics = Metrics(
             prompt_tokens=len(row.prompt),
             output_tokens=len(row.token_ids),
             ttft=row.ttft,
             decode_seconds=seconds if len(row.token_ids) > 1 else 0.0,
-            counts=row.counts or Counts(0, 0, depths, depths, 0, 0),
+            counts=row.counts or Counts(0, 0, none, none, 0, 0),
         )
         logprobs = token_logprobs(row.scores, row.token_ids, row.params.logprobs)
         row.output = CompletionOutput(
@@ -403,7 +414,7 @@ def _parsed(config: Mapping[str, Any] | SpeculativeConfig | None) -> Speculative
 
 def _stop_id(row: Row, finish: int) -> int | None:
     last = row.token_ids[-1]
-    return last if finish == STOPPED and last in row.params.stop_token_ids else None
+    return last if finish == STOPPED and last in (row.params.stop_token_ids or ()) else None
 
 
 def _collect(asked: list[Asked], rows: list[Row]) -> list[RequestOutput]:

@@ -59,7 +59,7 @@ def seed_key(seed: int) -> Key[Array, ""]:
 
 def listed(prompts: Any) -> list[Any]:
     """One prompt or many as a list of prompts."""
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, str | Mapping) or not is_list_of_ids(prompts):
         return [prompts]
     prompts = list(prompts)
     is_one = bool(prompts) and _is_number(prompts[0])
@@ -94,9 +94,18 @@ def prompt_of_mapping(number: int, prompt: Mapping[str, Any]) -> Any:
     return prompt.get("prompt", "") if ids is None else ids
 
 
+def is_list_of_ids(prompt: Any) -> bool:
+    """Whether it may hold token ids, in an order."""
+    unordered_or_bytes = bytes | bytearray | memoryview | set | frozenset
+    has_items = isinstance(prompt, Iterable) and getattr(prompt, "ndim", 1) > 0
+    return has_items and not isinstance(prompt, unordered_or_bytes)
+
+
 def token_id(number: int, token: Any) -> int:
     """A token id as an int; raises ValueError, naming the prompt, for anything else."""
     try:
+        if isinstance(token, bool | np.bool_):
+            raise TypeError
         return index(token)
     except TypeError:
         raise ValueError(

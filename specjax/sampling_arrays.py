@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.generate import next_power_of_two
+from specjax.generation import next_power_of_two
 from specjax.grammar import union
 from specjax.penalties import Penalties
 from specjax.requests import INT32_MAX, Row
@@ -27,7 +27,9 @@ def request_arrays(
     params = [IDLE if row is None else row.params for row in rows]
     ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
     prompt = _integers(1 if row is None else len(row.prompt) for row in rows)
-    budget = _integers(0 if row is None else min(row.params.max_tokens, buffer) for row in rows)
+    budget = _integers(
+        0 if row is None else min(row.params.max_tokens or buffer, buffer) for row in rows
+    )
     return Request(
         prompt_length=prompt,
         limit=jnp.minimum(prompt + budget, buffer),
@@ -40,7 +42,7 @@ def request_arrays(
 
 
 def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
-    return (*(() if params.ignore_eos else eos_ids), *params.stop_token_ids)
+    return (*(() if params.ignore_eos else eos_ids), *(params.stop_token_ids or ()))
 
 
 def _most_drafted(params: SamplingParams) -> int:

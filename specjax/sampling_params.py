@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 STRUCTURES = ("regex", "json", "choice")
+LISTS = ("stop", "stop_token_ids", "bad_words")
 # Of temperatures, biases and repetition penalties: what they lead to is finite in float32.
 LARGEST = 1e20
 
@@ -23,7 +24,7 @@ class SamplingParams:
         min_p: tokens at least this share as likely as the most likely one, in [0, 1].
         seed: 0 to 2**64 - 1, makes the request repeat anywhere; None draws from the engine's seed
             and the number of the request, so a script repeats and two calls differ.
-        max_tokens: at most so many tokens.
+        max_tokens: at most so many tokens; None goes on as far as ``max_model_len`` allows.
         stop: strings at which the text ends; the text is cut before the string.
         stop_token_ids: ids that end the output like EOS.
         ignore_eos: go on after EOS.
@@ -56,9 +57,9 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 128
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    max_tokens: int | None = 128
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -69,13 +70,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] = ()
-    bad_words: Sequence[str] = ()
+    bad_words: Sequence[str] | None = ()
     structured_outputs: Mapping[str, Any] | None = None
     logits_processor: Callable[..., Any] | None = None
     logprobs: int | None = None
     num_speculative_tokens: int | None = None
 
     def __post_init__(self):
+        for name in LISTS:
+            if getattr(self, name) is None:  # as callers of vLLM write it
+                object.__setattr__(self, name, ())
         self._check_draw()
         self._check_ends()
         self._check_shaping()
@@ -83,7 +87,8 @@ class SamplingParams:
 
     def _check_draw(self):
         require_integer("n", self.n, at_least=1)
-        require_integer("max_tokens", self.max_tokens, at_least=1)
+        if self.max_tokens is not None:
+            require_integer("max_tokens", self.max_tokens, at_least=1)
         require_integer("top_k", self.top_k)
         if self.seed is not None:
             require_integer("seed", self.seed, at_least=0)
@@ -106,7 +111,7 @@ class SamplingParams:
     def _check_ends(self):
         require_integer("min_tokens", self.min_tokens, at_least=0)
         _require(
-            self.min_tokens <= self.max_tokens,
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
             f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}",
         )
         _require(
@@ -118,6 +123,9 @@ class SamplingParams:
             f"stop is {self.stop!r}: it must be a string or a list of strings",
         )
         _require(all(self.stop_strings), "a stop string is empty: every text contains it")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), f"{name} is {value!r}: it must be True or False")
 
     def _check_shaping(self):
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -153,7 +161,7 @@ class SamplingParams:
         )
         words = not isinstance(self.bad_words, str) and _is_list_of(self.bad_words, str)
         _require(words, f"bad_words is {self.bad_words!r}: it must be a list of strings")
-        _require(all(self.bad_words), "a bad word is empty: every text contains it")
+        _require(all(self.bad_words or ()), "a bad word is empty: every text contains it")
 
     def _check_structure(self):
         wanted = self.structured_outputs
@@ -189,7 +197,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 def require_integer(name: str, value: Any, *, at_least: int | None = None) -> None:

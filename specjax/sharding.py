@@ -13,12 +13,16 @@ import jax
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from specjax.sampling_params import require_integer
+
 MESH_AXES = ("data", "model")
 MESH_AXIS = {"rows": "data", "vocab": "model", "kv_heads": "model", "mlp": "model"}
 
 
 def make_mesh(data: int = 1, model: int = 1) -> Mesh:
     """A mesh of ``data`` x ``model`` devices, with automatic sharding propagation."""
+    for name, size in (("data", data), ("model", model)):
+        require_integer(name, size, at_least=1)
     available = len(jax.devices())
     if data * model > available:
         raise ValueError(f"a {data}x{model} mesh needs {data * model} devices, {available} found")
@@ -29,6 +33,8 @@ def make_mesh(data: int = 1, model: int = 1) -> Mesh:
 
 def check_mesh(mesh: Mesh) -> None:
     """Refuses a mesh over which nothing would be split, or not as this package does it."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ValueError(f"mesh is {mesh!r}: make one with specjax.sharding.make_mesh(data, model)")
     unknown = [name for name in mesh.axis_names if name not in MESH_AXES and mesh.shape[name] > 1]
     if unknown:
         raise ValueError(

@@ -45,6 +45,9 @@ class SpeculativeConfig:
                 f"speculative_config is {config!r}: give a dictionary such as "
                 "{'method': 'ngram', 'num_speculative_tokens': 5}"
             )
+        for key in config or {}:
+            if not isinstance(key, str):
+                raise ValueError(f"speculative_config has the key {key!r}: keys are strings")
         options, implied = _translate(config or {})
         rule = options.pop("rule", None)
         method = options.pop("method", None) or _implied_method(options, implied)

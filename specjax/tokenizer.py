@@ -252,7 +252,21 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             f"messages hold more than text, numbers, lists and dicts ({_first_line(fault)})"
         ) from fault
     # Callers write None for "nothing", which templates would print.
-    return [{key: value for key, value in m.items() if value is not None} for m in plain]
+    kept = [{key: value for key, value in m.items() if value is not None} for m in plain]
+    for message in kept:
+        if "content" not in message and "tool_calls" not in message:
+            raise TokenizerError(f"{message!r} has no 'content': give it a text")
+        message["content"] = _as_text(message.get("content", ""))
+    return kept
+
+
+def _as_text(content: Any) -> Any:
+    """The text of a content in parts, as OpenAI's clients write it, where all of them are text."""
+    if not isinstance(content, list):
+        return content
+    texts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
+    is_text = 0 < len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if is_text else content
 
 
 def _render(template: str, source: str, **variables: Any) -> str:

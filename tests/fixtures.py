@@ -29,7 +29,7 @@ from specjax.accept import RULES, default_rule
 from specjax.checkpoint import Model
 from specjax.draft import DRAFTERS
 from specjax.draft.host import Built, Host, Loaded
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.llm import LLM
 from specjax.models import DecoderConfig, DecoderTarget, Rope
 from specjax.programs import Programs, check_compatible

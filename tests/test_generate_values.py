@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fixtures import BUFFER, CHUNK, ROWS, TABLE, VOCABULARY, announcements, lagged
 
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.sampling import Sampling
 
 BIAS = np.zeros((ROWS, VOCABULARY))

@@ -64,6 +64,17 @@ def test_version_is_said_once_in_each_place_and_agrees(project, checkout):
     assert metadata.version("specjax") == project["version"] == released[0]
 
 
+@pytest.mark.parametrize("first", ["LLM", "load", "generate", "Sampling"])
+def test_public_names_are_not_hidden_by_modules(first):
+    """A module that is imported becomes an attribute of its package, whatever has its name."""
+    code = (
+        f"import specjax; specjax.{first}; import specjax.llm, specjax.testing, specjax.bench.run"
+    )
+    code += "; assert all(callable(getattr(specjax, name)) for name in specjax.__all__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_public_names_are_documented():
     for name in specjax.__all__:
         if isinstance(value := getattr(specjax, name), type) or callable(value):

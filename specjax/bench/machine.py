@@ -170,16 +170,17 @@ class _Rounds:
 
     def __init__(self, engine: LLM, rows: int, *, bare: bool, **params: Any):
         self.engine, self.rows = engine, rows
-        drafter = engine._programs.drafter
+        running = engine._running
+        drafter = running.programs.drafter
         self.width = drafter.num_nodes
         wanted = SamplingParams(max_tokens=64, seed=0, **params)
-        asked = engine._intake.take([[5, 6, 7, 8] * 16] * rows, wanted, engine._programs.rule)
-        self.request, state = engine._start(engine._rows(asked))
+        asked = engine._intake.take([[5, 6, 7, 8] * 16] * rows, wanted, running.programs.rule)
+        self.request, state = engine._start(running, engine._rows(asked))
         if bare:
             without = replace(self.request.sampling, truncation=None)
             self.request = replace(self.request, sampling=without)
         self.state = self._periodic(state)
-        programs, target = engine._programs, engine.model.target
+        programs, target = running.programs, engine.model.target
 
         def rounds(params, drafter_params, request, state):
             def body(_, carry):
@@ -207,7 +208,7 @@ class _Rounds:
     def time(self) -> tuple[float, float]:
         """Milliseconds of a round, and of a forward of the same width."""
         model = self.engine.model
-        drafter_params: Any = self.engine._drafter_params
+        drafter_params = self.engine._running.drafter_params
         whole = _seconds(
             lambda: self._rounds(model.params, drafter_params, self.request, self.state)
         )

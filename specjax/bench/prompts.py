@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from specjax.sampling_params import require_integer
+
 BUNDLED = "prompts.jsonl"
 
 
@@ -26,6 +28,15 @@ class BenchPrompt:
         if self.prompt is not None:
             return tokenizer.encode(self.prompt)
         return tokenizer.apply_chat_template(list(self.messages))
+
+
+def bundled_prompts(count: int) -> list[BenchPrompt]:
+    """The first ``count`` of the bundled prompts; raises ValueError where there are fewer."""
+    require_integer("the number of prompts", count, at_least=1)
+    every = read_prompts()
+    if count > len(every):
+        raise ValueError(f"{count} prompts are asked for: {len(every)} are bundled")
+    return every[:count]
 
 
 def read_prompts(path: str | Path | None = None) -> list[BenchPrompt]:

@@ -43,7 +43,8 @@ def bench(
     if peer not in (None, "transformers"):
         raise ValueError(f"unknown peer {peer!r}: the one that is measured is 'transformers'")
     wanted = read_prompts(prompts)
-    SpeculativeConfig.parse(speculative_config)
+    if SpeculativeConfig.parse(speculative_config).method == "none":
+        raise ValueError("method 'none' is plain decoding, against which others are measured")
     enable_compilation_cache()
     plain = LLM(model, dtype=dtype, quantization=quantization, max_model_len=max_model_len)
     speculative = LLM(

@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from specjax import __version__
 from specjax.cli import bench, certify, convert, demo, generate
@@ -15,6 +16,17 @@ from specjax.cli import bench, certify, convert, demo, generate
 COMMANDS = (generate, demo, bench, certify, convert)
 INTERRUPTED = 130
 READER_GONE = 141
+
+
+def program() -> NoReturn:
+    """The process: runs `main`, and leaves."""
+    status = main()
+    if status == INTERRUPTED:
+        # Threads of XLA may be compiling still, and do not survive that what they use is torn down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What is still buffered must not fail once more when the interpreter flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except (ValueError, OSError, ModuleNotFoundError) as fault:
+    except (ValueError, OSError, ImportError) as fault:
         if os.environ.get("SPECJAX_TRACEBACK"):
             raise
         print(f"specjax: {_sentence(fault)}", file=sys.stderr)

@@ -13,6 +13,8 @@ from specjax import tree
 from specjax.draft.host import Built, Host
 from specjax.types import Context, Draft, Feedback
 
+LONGEST = 64
+
 
 @dataclass(frozen=True)
 class NGram:
@@ -43,6 +45,11 @@ class NGram:
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min} and prompt_lookup_max="
                 f"{self.prompt_lookup_max}: need 1 <= prompt_lookup_min <= prompt_lookup_max"
+            )
+        if self.prompt_lookup_max > LONGEST:
+            raise ValueError(
+                f"prompt_lookup_max is {self.prompt_lookup_max}: it must be at most {LONGEST}, for "
+                "every length is a comparison of its own"
             )
 
     @property

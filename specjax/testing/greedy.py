@@ -24,12 +24,12 @@ from tqdm.auto import tqdm
 
 from specjax.bench.compare import complete
 from specjax.bench.findings import write_json
-from specjax.bench.prompts import read_prompts
+from specjax.bench.prompts import bundled_prompts
 from specjax.bench.table import table
 from specjax.compilation_cache import enable_compilation_cache
 from specjax.llm import LLM
 from specjax.sampling import first_argmax
-from specjax.sampling_params import SamplingParams, require_integer
+from specjax.sampling_params import SamplingParams
 from specjax.testing.identity import NEAR_TIE, speculation
 from specjax.types import Target
 
@@ -214,7 +214,7 @@ def certify(
 
     Raises ValueError for a setting that cannot be, before anything is compiled.
     """
-    require_integer("the number of prompts", num_prompts, at_least=1)
+    prompts = bundled_prompts(num_prompts)
     configs = {
         (method, window): speculation(method, window, exit_layer)
         for method in methods
@@ -222,7 +222,6 @@ def certify(
     }
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     enable_compilation_cache()
-    prompts = read_prompts()[:num_prompts]
     findings, reports = [], []
     total = len(dtypes) * len(configs) * len(batches)
     with tqdm(total=total, unit=" settings", delay=2, leave=False) as bar:

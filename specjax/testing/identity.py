@@ -22,14 +22,14 @@ from tqdm.auto import tqdm
 from specjax import noise
 from specjax.bench.compare import complete
 from specjax.bench.findings import write_json
-from specjax.bench.prompts import read_prompts
+from specjax.bench.prompts import bundled_prompts
 from specjax.bench.table import table
 from specjax.compilation_cache import enable_compilation_cache
 from specjax.llm import LLM
 from specjax.prefill import prefill
 from specjax.requests import seed_key
 from specjax.sampling import Sampling, log_probs
-from specjax.sampling_params import SamplingParams, require_integer
+from specjax.sampling_params import SamplingParams
 from specjax.speculative_config import SpeculativeConfig
 from specjax.types import Context, Target
 
@@ -74,14 +74,13 @@ def certify(
     Returns 0 if every difference is a near-tie and there is at most one in 10,000 tokens, else 1.
     Raises ValueError for a setting that cannot be, before anything is compiled.
     """
-    require_integer("the number of prompts", num_prompts, at_least=1)
+    prompts = bundled_prompts(num_prompts)
     configs = {
         (method, window): speculation(method, window, exit_layer, rule="coupled")
         for method in methods
         for window in windows
     }
     enable_compilation_cache()
-    prompts = read_prompts()[:num_prompts]
     plain = LLM(model, dtype=dtype, max_model_len=max_model_len, max_num_seqs=1)
     engines = {
         (method, window, batch): LLM(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from specjax.generate import generate, next_power_of_two
+from specjax.generation import generate, next_power_of_two
 from specjax.sampling import Sampling
 from specjax.testing.quick_compilation import jit_quickly
 from specjax.testing.reference import Sequences, require_in_range, require_in_vocabulary

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from specjax.bench.compare import complete
 from specjax.bench.prompts import read_prompts
 from specjax.checkpoint import Model
-from specjax.generate import next_power_of_two
+from specjax.generation import next_power_of_two
 from specjax.llm import LLM
 from specjax.sampling_params import SamplingParams, require_integer
 from specjax.testing.acceptance import Acceptance, Laws, sibling_acceptance

@@ -26,7 +26,7 @@ from fixtures import (
 
 from specjax import LLM, SamplingParams
 from specjax.draft import NGram
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.sampling import Sampling
 
 

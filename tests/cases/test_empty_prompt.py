@@ -17,7 +17,7 @@ from fixtures import (
 )
 
 from specjax import SamplingParams
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.sampling import Sampling
 
 

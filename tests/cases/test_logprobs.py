@@ -22,7 +22,7 @@ from fixtures import (
 
 from specjax import SamplingParams
 from specjax.accept import RULES
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.sampling import Sampling
 
 TOP = 3

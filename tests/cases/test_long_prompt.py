@@ -19,7 +19,7 @@ from fixtures import (
 )
 
 from specjax import SamplingParams
-from specjax.generate import generate
+from specjax.generation import generate
 
 
 @pytest.mark.parametrize("length", [64, 65, 500])

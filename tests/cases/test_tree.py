@@ -33,7 +33,7 @@ from fixtures import (
 from flax import struct
 
 from specjax import loop
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.history import drafted_paths
 from specjax.sampling import Sampling
 from specjax.sharding import make_mesh

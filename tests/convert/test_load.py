@@ -90,7 +90,7 @@ def test_sampling_that_cannot_be_is_left_aside_with_a_warning(generation, caplog
 def test_a_request_that_asks_for_nothing_gets_the_makers_sampling():
     llm = LLM(dataclasses.replace(tiny_model(), generation={"temperature": 0.25}))
     for given, expected in [(None, 0.25), (SamplingParams(temperature=0.5), 0.5)]:
-        (asked,) = llm._intake.take(["abc"], given, llm._programs.rule)
+        (asked,) = llm._intake.take(["abc"], given, llm._running.programs.rule)
         assert asked.params.temperature == expected
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.25)
     assert LLM(tiny_model()).get_default_sampling_params() == SamplingParams()

@@ -14,7 +14,7 @@ from law.models import CHUNK, DEPTH, PROMPT, VOCABULARY, table_model, transforme
 from specjax import noise
 from specjax.accept import RULES, default_rule
 from specjax.draft import DRAFTERS, NoDraft
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.sampling import Sampling
 from specjax.testing import reference
 from specjax.testing.faulty_rules import (

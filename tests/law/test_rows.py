@@ -10,7 +10,7 @@ from law.models import CHUNK, DEPTH, MAX_CONTEXT, PROMPT, VOCABULARY, table_mode
 from specjax import noise
 from specjax.accept import RULES
 from specjax.draft import ModelDrafter, NGram, NoDraft
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.recompute import Recompute
 from specjax.sampling import Sampling
 from specjax.testing.joint import output

@@ -12,7 +12,7 @@ from fixtures import FULL_SCALE
 
 from specjax.accept import RULES, default_rule, rule_name
 from specjax.draft import NoDraft
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.testing.drafters import TreeDrafter
 from specjax.testing.joint import sequence_counts
 from specjax.testing.loop_sampler import LoopSampler

@@ -3,6 +3,8 @@
 Values of another type than the signatures name are in `test_wrong_types`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fixtures import BUFFER, NGRAM, alphabet_llm, compilations, letter_model, uniform_llm
@@ -10,6 +12,7 @@ from llm.engines import byte_level, tiny_llm, tiny_model
 
 from specjax import LLM, SamplingParams
 from specjax.checkpoint import Model, load
+from specjax.sharding import make_mesh
 from specjax.speculative_config import SpeculativeConfig
 
 pytestmark = pytest.mark.fast
@@ -29,6 +32,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
         ([[3], [-1]], "prompt 1 has the token id -1"),
         ([[2**40]], "prompt 0 has the token id 1099511627776"),
         ("a\ud800", "no valid Unicode at character 1 of 2"),
+        ([True, False], "prompt 0 has True where a token id, an integer, belongs"),
+        (np.array(5), "prompt 0 is array\\(5\\): give text, or a list of token ids"),
+        (bytearray(b"ab"), "prompt 0 is bytearray"),
         ([3] * BUFFER, "prompt 0 has 64 tokens and max_model_len is 64: at most 63"),
     ],
 )
@@ -49,6 +55,7 @@ def test_a_prompt_that_is_none(prompt, sentence):
         ([{"content": "a"}], "needs a 'role'"),
         ([{"role": "user", "content": "\udcff"}], "no valid Unicode"),
         ([{"role": "user", "content": object()}], "more than text"),
+        ([{"role": "user"}], "has no 'content'"),
     ],
 )
 def test_a_conversation_that_is_none(messages, sentence):
@@ -123,6 +130,7 @@ def test_params_that_fit_no_prompt(params, sentence):
         ({"method": "early_exit"}, "method 'early_exit' needs 'exit_layer'"),
         ({"method": "draft_model"}, "method 'draft_model' needs 'model'"),
         ({"prompt_lookup_num_tokens": 3, "num_speculative_tokens": 3}, "both set"),
+        ({"method": "ngram", "prompt_lookup_max": 65}, "prompt_lookup_max is 65: .*at most 64"),
     ],
 )
 def test_a_speculative_config_that_is_none(config, sentence):
@@ -160,6 +168,42 @@ def test_a_model_or_a_dtype_that_is_none(tmp_path):
         LLM("gpt-9")
 
 
+def test_a_loaded_model_keeps_its_dtype():
+    model = tiny_model()
+    for dtype in ("bfloat16", "nonsense"):
+        with pytest.raises(ValueError, match="of float32: load it with|is not known"):
+            LLM(model, dtype=dtype)
+    assert LLM(model, dtype="float32").model.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "sentence"),
+    [(0, 4, "data is 0"), (1, -4, "model is -4"), (True, 1, "data is True: it must be an integer")],
+)
+def test_a_mesh_that_cannot_be(data, model, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_mesh(data, model)
+
+
+def test_what_callers_of_vllm_leave_out_may_be_none():
+    given = SamplingParams(stop=None, stop_token_ids=None, bad_words=None, temperature=0.0)
+    assert given == SamplingParams(temperature=0.0)
+    (result,) = uniform_llm().generate("ab", SamplingParams(max_tokens=None, seed=1))
+    assert len(result.outputs[0].token_ids) == BUFFER - 2
+
+
+def test_a_stream_goes_on_as_it_began_when_speculation_changes():
+    llm, long = tiny_llm("none"), replace(GREEDY, max_tokens=40)
+    expected = llm.generate("ab", long)[0].outputs[0].token_ids
+    exits = {"method": "early_exit", "exit_layer": 1}
+    for config in (NGRAM, exits, NGRAM | {"num_speculative_tokens": 5}):
+        stream = llm.stream("ab", long)
+        ids = list(next(stream).token_ids)
+        llm.set_speculation(config)
+        assert ids + [id for delta in stream for id in delta.token_ids] == expected
+        assert llm.generate("ab", long)[0].outputs[0].token_ids == expected
+
+
 def test_warmup_takes_rows_and_tokens():
     with pytest.raises(ValueError, match="rows is 0: it must be at least 1"):
         alphabet_llm().warmup(rows=0)
@@ -187,7 +231,7 @@ def test_a_draft_model_of_another_tokenizer_is_named_by_its_first_id():
 
 def test_a_configuration_that_is_refused_leaves_the_engine_as_it_was(monkeypatch):
     llm = tiny_llm("none")
-    before = (llm.speculative_config, llm._programs, llm._drafter_params)
+    before = (llm.speculative_config, llm._running)
     for config in ({"method": "early_exit", "exit_layer": 9}, {"method": "ngrm"}):
         with pytest.raises(ValueError):
             llm.set_speculation(config)
@@ -198,7 +242,7 @@ def test_a_configuration_that_is_refused_leaves_the_engine_as_it_was(monkeypatch
     monkeypatch.setattr("specjax.llm.Programs", incompatible)
     with pytest.raises(ValueError, match="chains only"):
         llm.set_speculation({"method": "early_exit", "exit_layer": 1})
-    assert (llm.speculative_config, llm._programs, llm._drafter_params) == before
+    assert (llm.speculative_config, llm._running) == before
 
 
 def test_the_names_of_transformers_mean_the_same():

@@ -20,7 +20,7 @@ from llm.engines import (
 
 from specjax import LLM, SamplingParams
 from specjax.draft import DRAFTERS
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.requests import seed_key
 from specjax.sampling import Sampling
 

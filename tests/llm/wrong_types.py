@@ -11,6 +11,7 @@ from fixtures import NGRAM, alphabet_llm
 
 from specjax import LLM, SamplingParams
 from specjax.outputs import RequestOutput
+from specjax.sharding import make_mesh
 
 GREEDY = {"temperature": 0.0, "max_tokens": 4}
 
@@ -52,7 +53,13 @@ CASES = {
     "seed": (lambda: SamplingParams(seed="7"), "seed is '7': it must be an integer"),
     "stop": (lambda: SamplingParams(stop=5), "stop is 5: it must be a string or a list of"),
     "stops": (lambda: SamplingParams(stop=[5]), "stop is [5]: it must be"),
-    "no stop": (lambda: SamplingParams(stop=None), "stop is None: it must be"),
+    "ignore_eos": (lambda: SamplingParams(ignore_eos="no"), "ignore_eos is 'no': it must be True"),
+    "special": (lambda: SamplingParams(skip_special_tokens="x"), "skip_special_tokens is 'x'"),
+    "a set": (lambda: generate({1, 2}), "prompt 0 is {1, 2}"),
+    "a number as conversation": (lambda: chat([5]), "5 is no conversation"),
+    "a word as conversation": (lambda: chat(["hello"]), "'hello' is no conversation"),
+    "a mesh": (lambda: alphabet_llm(mesh="x"), "mesh is 'x': make one with"),
+    "a part of a mesh": (lambda: make_mesh(1.5), "data is 1.5: it must be an integer"),
     "stop id": (lambda: SamplingParams(stop_token_ids=5), "stop_token_ids is 5: it must be a list"),
     "stop ids": (lambda: SamplingParams(stop_token_ids=[1.5]), "stop_token_ids is [1.5]"),
     "biases": (
@@ -62,6 +69,10 @@ CASES = {
     "no banned ids": (
         lambda: SamplingParams(banned_token_ids=None),
         "banned_token_ids is None: it must be a list",
+    ),
+    "a key of a config": (
+        lambda: alphabet_llm(speculative_config={"method": "ngram", 3: 4}),
+        "has the key 3: keys are strings",
     ),
     "a processor": (
         lambda: SamplingParams(logits_processor=3),

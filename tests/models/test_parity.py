@@ -28,7 +28,7 @@ from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import TensorInfo, place, plan
 from specjax import LLM, noise
 from specjax.draft import NGram
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.models import DecoderTarget
 from specjax.models.decoder import unstack
 from specjax.models.layer import initial

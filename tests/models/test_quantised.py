@@ -14,7 +14,7 @@ from models.rounded import is_quantised, restored, restored_params
 
 from specjax import Sampling
 from specjax.draft import NGram
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.models import DecoderTarget, Rope
 from specjax.models.decoder import parameter_axes, unstack
 from specjax.models.linear import linear

@@ -16,7 +16,7 @@ from ckpt_convert.families import IGNORED, hf_family
 from ckpt_convert.tensors import TensorInfo, place, plan
 from specjax import Sampling
 from specjax.draft import NGram
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.models import DecoderTarget, experts
 from specjax.models.decoder import parameter_axes
 from specjax.models.experts import Experts, gated_by

@@ -26,7 +26,7 @@ from sharding.subjects import (
 
 from specjax import noise
 from specjax.accept import RULES
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.grammar import Grammar
 from specjax.models import DecoderTarget
 from specjax.programs import Programs

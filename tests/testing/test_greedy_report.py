@@ -9,7 +9,7 @@ import pytest
 from fixtures import TINY, TINY_CONFIG, decoder_oracle, tiny_params
 
 from specjax.draft import NGram
-from specjax.generate import generate
+from specjax.generation import generate
 from specjax.models import DecoderTarget
 from specjax.recompute import Recompute
 from specjax.sampling import Sampling
