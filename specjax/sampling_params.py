@@ -9,6 +9,8 @@ from typing import Any
 STRUCTURES = ("regex", "json", "choice")
 # Of temperatures, biases and repetition penalties: what they lead to is finite in float32.
 LARGEST = 1e20
+# Of presence and frequency penalties, which is vLLM's.
+LARGEST_PENALTY = 2.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _require(-2 <= value <= 2, f"{name} is {value}: it must lie in [-2, 2]")
+            _require(abs(value) <= LARGEST_PENALTY, f"{name} is {value}: it must lie in [-2, 2]")
         _require(
             self.logit_bias is None or isinstance(self.logit_bias, Mapping),
             f"logit_bias is {self.logit_bias!r}: it must be a dictionary, a number a token id",
