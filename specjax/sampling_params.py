@@ -44,7 +44,9 @@ class SamplingParams:
             text matches it. It prevails over ``min_tokens`` and ``bad_words`` where nothing else is
             left, and with ``ignore_eos`` repeats EOS at its end. Needs the extra ``grammar``.
         logits_processor: ``f(logits [V], past) -> logits [V]`` in JAX, applied after the penalties;
-            ``past`` is a `specjax.history.Past`. Requests decoded together share one function.
+            ``past`` is a `specjax.history.Past`. Requests decoded together share one function. NaN
+            counts as -inf, and where it leaves no token at all, by -inf or NaN throughout, the
+            logits stay as they were.
         logprobs: score every token, with so many alternatives; None does not.
         num_speculative_tokens: at most so many drafted tokens a round, 0 decodes plainly; None is
             the drafter's number.

@@ -49,6 +49,7 @@ def continued(sampling=None, prompt=None, key=None, **options):
         ({"grammar": NOTHING, "grammar_start": 7}, "grammar_start must be .* 0 to 1"),
         ({"grammar": NOTHING, "grammar_start": -1}, "grammar_start must be .* 0 to 1"),
         ({"processor": lambda logits, past: logits[:1]}, "logits_processor returns"),
+        ({"processor": lambda logits, past: np.asarray(logits)}, "logits_processor asks for"),
         ({"presence_penalty": np.nan}, r"presence_penalty must lie in \[-2, 2\]"),
         ({"frequency_penalty": np.inf}, "frequency_penalty must lie in"),
         ({"bias": BIAS * np.nan}, "bias must be of numbers"),
