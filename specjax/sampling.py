@@ -38,9 +38,10 @@ class Sampling:
         bias: added to the logits; -inf bans a token. At least one token must be left.
         penalties: for what prompt and output hold already.
         min_tokens: tokens of output before any of ``ends`` may come; an EOS id that is not among
-            them may come at once, and ends the row.
+            them may come at once, and ends the row. They come too where nothing else is left.
         ends: the ids that ``min_tokens`` holds back, padded with -1.
-        bad_words: token sequences that the output must not hold, padded with -1 at their start.
+        bad_words: token sequences that the output must not hold, padded with -1 at their start;
+            one is completed only where nothing else is left.
         grammar: the automaton that the output follows, all rows' grammars in one. Make it of a
             vocabulary without what ``bias`` bans: where the two leave nothing, it gives way.
         grammar_start: the state that each row's output starts from.

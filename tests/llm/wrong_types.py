@@ -81,6 +81,17 @@ CASES = {
     "bad words": (lambda: SamplingParams(bad_words=[3]), "bad_words is [3]: it must be a list"),
     "structure": (lambda: SamplingParams(structured_outputs="a"), "structured_outputs is 'a'"),
     "penalty": (lambda: SamplingParams(presence_penalty="1"), "presence_penalty is '1'"),
+    "a true temperature": (
+        lambda: SamplingParams(temperature=True),
+        "temperature is True: it must",
+    ),
+    "a true top_p": (lambda: SamplingParams(top_p=True), "top_p is True: it must be a number"),
+    "a false min_p": (lambda: SamplingParams(min_p=False), "min_p is False: it must be a number"),
+    "a true penalty": (
+        lambda: SamplingParams(presence_penalty=True),
+        "presence_penalty is True: it must be a finite number",
+    ),
+    "a true bias": (lambda: SamplingParams(logit_bias={1: True}), "logit_bias of token 1 is True"),
     "params": (lambda: alphabet_llm().generate("ab", GREEDY), "is no SamplingParams: give one"),
     "a name as config": (
         lambda: alphabet_llm(speculative_config="ngram"),
