@@ -103,9 +103,9 @@ def _process(sampling, logits, history):
 
 def check_processor(processor: Callable[..., Any], vocabulary: int, buffer: int) -> None:
     """Raises ValueError unless a user's function makes a vector of logits out of one, in JAX."""
-    logits = jax.ShapeDtypeStruct((vocabulary,), jnp.float32)
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    past = Past(jax.ShapeDtypeStruct((buffer,), jnp.int32), count, count)
+    shaped: Any = jax.ShapeDtypeStruct
+    logits, count = shaped((vocabulary,), jnp.float32), shaped((), jnp.int32)
+    past = Past(shaped((buffer,), jnp.int32), count, count)
     try:
         made = jax.eval_shape(processor, logits, past)
     except UNTRACEABLE as fault:  # the cause, which is kept, shows the line
