@@ -4,6 +4,8 @@
 """
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -27,6 +29,17 @@ _HOME = {
     "load": "specjax.checkpoint",
 }
 __all__ = sorted(_HOME)
+
+
+class _Package(types.ModuleType):
+    """Python would put a submodule where the function of its name is: `specjax.generate`."""
+
+    def __setattr__(self, name, value):
+        if name not in _HOME or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name):

@@ -38,6 +38,18 @@ def test_import_loads_nothing_heavy(module):
     assert loaded.isdisjoint(HEAVY)
 
 
+def test_public_names_are_no_modules():
+    """Nor after the module of the same name was imported, as `LLM` does."""
+    script = (
+        "import specjax.llm; from specjax import *; "
+        "print([one.__name__ for one in (LLM, Model, Recompute, Sampling, SamplingParams)], "
+        "[one.__qualname__ for one in (generate, load)])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert all(name in run.stdout for name in specjax.__all__)
+
+
 def test_types_are_shipped(package):
     assert (package / "py.typed").is_file()
 
