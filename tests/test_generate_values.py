@@ -69,6 +69,7 @@ def test_values_that_would_leave_no_law_are_refused(values, sentence):
         ({"top_k": 1.7}, "top_k is of type float64: give integers"),
         ({"top_k": True}, "top_k is of type bool: give integers"),
         ({"top_k": [1 << 40]}, "top_k is of numbers beyond 32 bits"),
+        ({"top_k": np.uint32(1 << 31)}, "top_k is of numbers beyond 32 bits"),
         ({"temperature": True}, "temperature is of type bool: give numbers"),
         ({"temperature": [1.0] * 3}, r"temperature has the shape \[3\]: .* or \[2\]"),
         ({"temperature": [[1.0], [1.0, 2.0]]}, "temperature has parts of different lengths"),
