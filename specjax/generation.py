@@ -1,6 +1,5 @@
 """Speculative generation on arrays: target, drafter, rule and keys in, tokens and counts out."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,9 +13,12 @@ from specjax import noise
 from specjax.accept import RULES, default_rule
 from specjax.draft.none import NoDraft
 from specjax.programs import Programs
+from specjax.row_values import INT32_MAX, check_ids, integers, known, of_rows
 from specjax.sampling import GREEDY_BELOW, Sampling
-from specjax.sampling_params import LARGEST
-from specjax.types import Drafter, Generation, Request, Rule, Target
+from specjax.sampling_checks import check_rows, check_values
+from specjax.sampling_params import require_integer
+from specjax.shaping import check_processor
+from specjax.types import NO_TOKEN, Drafter, Generation, Request, Rule, Target
 
 
 def generate(
@@ -69,23 +71,24 @@ def generate(
         ValueError: naming the argument, before anything is compiled. Under a caller's ``jit``
             only what is static can be checked.
     """
-    prompt = jnp.atleast_2d(jnp.asarray(prompt, jnp.int32))
+    prompt = _resolve_prompt(prompt)
     batch, width = prompt.shape
-    if batch == 0 or width == 0:
-        raise ValueError(
-            f"the prompt has shape {prompt.shape}: give at least one row and one token"
-        )
-    drafter = NoDraft() if drafter is None else drafter
+    drafter = _resolve_drafter(drafter)
     rule = _resolve_rule(rule, drafter)
+    require_integer("prefill_chunk", prefill_chunk, at_least=1)
+    programs = Programs(target, drafter, rule, prefill_chunk, mesh=mesh)
     sampling = Sampling.create(batch) if sampling is None else sampling
-    lengths = jnp.full((batch,), width) if prompt_length is None else jnp.asarray(prompt_length)
-    lengths = lengths.astype(jnp.int32)
-    budget = jnp.broadcast_to(jnp.asarray(max_new_tokens, jnp.int32), (batch,))
+    lengths = integers("prompt_length", width if prompt_length is None else prompt_length)
+    lengths = of_rows("prompt_length", lengths, batch)
+    budget = of_rows("max_new_tokens", integers("max_new_tokens", max_new_tokens), batch)
     buffer = _resolve_buffer(buffer, width, budget)
-    _check_rows(sampling, batch)
-    _check_values(rule, sampling, lengths, width, budget, buffer)
+    _check_lengths(lengths, width, budget, buffer)
     _check_length(target, jnp.minimum(lengths + budget, buffer))
     _check_logprobs(logprobs)
+    _check_key(key, batch)
+    check_rows(sampling, batch)
+    if rule.greedy_only and (known(sampling.temperature) >= GREEDY_BELOW).any():
+        raise ValueError("rule 'greedy' would ignore the temperature: use 'coupled' or another")
     request = Request(
         prompt_length=lengths,
         limit=jnp.minimum(lengths + budget, buffer),
@@ -95,8 +98,8 @@ def generate(
         max_drafted=_resolve_max_drafted(max_drafted, batch),
         logprobs=logprobs,
     )
+    _check_vocabulary(programs.vocabulary(params, batch, buffer), prompt, request, buffer)
     tokens = jnp.pad(prompt[:, :buffer], ((0, 0), (0, max(buffer - width, 0))))
-    programs = Programs(target, drafter, rule, prefill_chunk, mesh=mesh)
     params, drafter_params = programs.place_all(params, drafter_params)
     state = programs.start(params, drafter_params, request, tokens)
     state, _ = programs.advance(params, drafter_params, request, state, np.int32(2**31 - 1))
@@ -111,17 +114,35 @@ def next_power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+def _resolve_prompt(prompt) -> Int[Array, "B P"]:
+    prompt = jnp.atleast_2d(integers("prompt", prompt))
+    if prompt.ndim > 2 or prompt.size == 0:
+        raise ValueError(
+            f"the prompt has shape {prompt.shape}: give at least one row and one token, [B, P]"
+        )
+    return prompt
+
+
+def _resolve_drafter(drafter) -> Drafter:
+    drafter = NoDraft() if drafter is None else drafter
+    if isinstance(drafter, type) or not hasattr(drafter, "num_nodes"):
+        raise ValueError(f"drafter is {drafter!r}: give one of specjax.draft, or None")
+    return drafter
+
+
 def _resolve_rule(rule, drafter) -> Rule:
     name = default_rule(drafter.has_law, drafter.is_chain) if rule is None else rule
-    if not isinstance(name, str):
-        return name
-    if name not in RULES:
+    if isinstance(name, str) and name not in RULES:
         raise ValueError(f"unknown rule {name!r}; known: {', '.join(RULES)}")
-    return RULES[name]
+    found = RULES[name] if isinstance(name, str) else name
+    if isinstance(found, type) or not hasattr(found, "draws"):
+        raise ValueError(f"rule is {found!r}: give a rule, or a name of {', '.join(RULES)}")
+    return found
 
 
 def _resolve_buffer(buffer, width, budget) -> int:
     if buffer is not None:
+        require_integer("buffer", buffer, at_least=1)
         return int(buffer)
     if isinstance(budget, Tracer):
         raise ValueError("max_new_tokens is traced: give buffer, the room for prompt and output")
@@ -129,47 +150,51 @@ def _resolve_buffer(buffer, width, budget) -> int:
 
 
 def _eos_rows(eos_ids, batch) -> Int[Array, "B Z"]:
-    ids = jnp.asarray(eos_ids, jnp.int32)
-    if ids.ndim < 2:
-        ids = jnp.broadcast_to(ids.reshape(1, -1), (batch, ids.size))
-    return ids if ids.shape[1] else jnp.full((batch, 1), -1, jnp.int32)
+    ids = integers("eos_ids", eos_ids)
+    ids = of_rows("eos_ids", ids.reshape(1) if ids.ndim == 0 else ids, batch, "Z")
+    return ids if ids.shape[1] else jnp.full((batch, 1), NO_TOKEN, jnp.int32)
 
 
-def _check_values(rule, sampling, lengths, width, budget, buffer):
-    def some(condition) -> bool:
-        return not isinstance(condition, Tracer) and bool(jnp.any(condition))
-
-    if some(lengths < 1):
+def _check_lengths(lengths, width, budget, buffer):
+    lengths, budget = known(lengths), known(budget)
+    if (lengths < 1).any():
         raise ValueError("a prompt has no token: every row needs at least one (BOS, for example)")
-    if some(lengths > width):
-        raise ValueError(f"prompt_length is {int(lengths.max())}, the prompt has {width} columns")
-    if some(lengths >= buffer):
+    if (lengths > width).any():
+        raise ValueError(f"prompt_length is {lengths.max()}, the prompt has {width} columns")
+    if (lengths >= buffer).any():
         raise ValueError(
-            f"a prompt of {int(lengths.max())} tokens leaves no room in a buffer of {buffer}"
+            f"a prompt of {lengths.max()} tokens leaves no room in a buffer of {buffer}"
         )
-    if some(budget < 1):
-        raise ValueError(f"max_new_tokens is {int(budget.min())}: it must be at least 1")
-    if rule.greedy_only and some(sampling.temperature >= GREEDY_BELOW):
-        raise ValueError("rule 'greedy' would ignore the temperature: use 'coupled' or another")
-    # Said of what must hold, so that NaN is refused too.
-    if some(~((sampling.temperature >= 0) & (sampling.temperature <= LARGEST))):
-        raise ValueError(f"temperature must be 0 or more, at most {LARGEST:g}")
-    if sampling.truncation is not None:
-        _check_truncation(sampling.truncation, some)
-    if sampling.penalties is not None:
-        _check_penalties(sampling.penalties, some)
-    if sampling.bias is not None:
-        if some(jnp.all(sampling.bias == -jnp.inf, axis=-1)):
-            raise ValueError("bias bans every token of a row: leave at least one")
-        if some(~((jnp.abs(sampling.bias) <= LARGEST) | (sampling.bias == -jnp.inf))):
-            raise ValueError(f"bias must be of numbers of at most {LARGEST:g}, or -inf")
+    if (budget < 1).any():
+        raise ValueError(f"max_new_tokens is {budget.min()}: it must be at least 1")
+    if (budget > INT32_MAX - width).any():
+        raise ValueError(
+            f"max_new_tokens is {budget.max()}, and with the prompt beyond 32 bits: give at most "
+            f"{INT32_MAX - width}"
+        )
 
 
-def _check_truncation(truncation, some):
-    if some(~((truncation.top_p > 0) & (truncation.top_p <= 1))):
-        raise ValueError("top_p must lie in (0, 1]")
-    if some(~((truncation.min_p >= 0) & (truncation.min_p <= 1))):
-        raise ValueError("min_p must lie in [0, 1]")
+def _check_key(key, batch):
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        given = repr(key) if dtype is None else f"an array of {dtype}"
+        raise ValueError(f"key is {given}: make one with jax.random.key, not PRNGKey")
+    if key.shape not in ((), (batch,)):
+        raise ValueError(
+            f"key has the shape {key.shape} and the prompt {batch} rows: give one, or one a row"
+        )
+
+
+def _check_vocabulary(vocabulary, prompt, request, buffer):
+    """What can only be told from the vocabulary; what pads a prompt may be anything."""
+    lengths = known(request.prompt_length)
+    if not isinstance(prompt, Tracer) and lengths.size:
+        inside = np.arange(prompt.shape[1]) < lengths[:, None]
+        check_ids("prompt", known(prompt)[inside], vocabulary)
+    check_ids("eos_ids", request.eos_ids, vocabulary, NO_TOKEN)
+    check_values(request.sampling, vocabulary)
+    if request.sampling.processor is not None:
+        check_processor(request.sampling.processor, vocabulary, buffer)
 
 
 def _check_length(target, limit):
@@ -180,27 +205,6 @@ def _check_length(target, limit):
         f"prompt and output may be {int(limit.max())} tokens long, and the model has no more than "
         f"{longest} positions: give a shorter prompt, or lower max_new_tokens or buffer"
     )
-
-
-def _check_penalties(penalties, some):
-    if some(~((penalties.repetition >= 1 / LARGEST) & (penalties.repetition <= LARGEST))):
-        raise ValueError(
-            f"repetition_penalty must be more than 0, from {1 / LARGEST:g} to {LARGEST:g}; 1 is off"
-        )
-    for name in ("presence", "frequency"):
-        if some(~(jnp.abs(getattr(penalties, name)) <= LARGEST)):
-            raise ValueError(f"{name}_penalty must be a number of at most {LARGEST:g}")
-
-
-def _check_rows(sampling, batch):
-    """Parameters of other rows than the prompt's would be an error deep inside, or stretched."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(replace(sampling, grammar=None)):
-        if leaf.shape[:1] != (batch,):
-            name = jax.tree_util.keystr(path).strip(".")
-            raise ValueError(
-                f"sampling.{name} has the shape {leaf.shape} and the prompt {batch} rows: make it "
-                f"with Sampling.create({batch}, ...)"
-            )
 
 
 def _resolve_max_drafted(max_drafted, batch) -> Int[Array, " B"] | None:

@@ -94,6 +94,7 @@ class Intake:
         impossible = self._impossible(params)
         if len(impossible) == self.vocab_size:
             raise ValueError(f"prompt {number}: every allowed token is banned, leave at least one")
+        self._check_minimum(number, params, impossible)
         words = [ids for word in params.bad_words or () for ids in self._spellings(word)]
         return Asked(text, ids, params, words, self._grammar(params, impossible))
 
@@ -130,6 +131,15 @@ class Intake:
                     f"prompt {number} has the {name} id {wrong[0]}: the vocabulary has "
                     f"{self.vocab_size}, 0 to {self.vocab_size - 1}"
                 )
+
+    def _check_minimum(self, number: int, params: SamplingParams, impossible: frozenset[int]):
+        """Where only ends may come, the first of them would end the output all the same."""
+        ends = {*(() if params.ignore_eos else self.eos_ids), *(params.stop_token_ids or ())}
+        if params.min_tokens and len(impossible | ends) == self.vocab_size:
+            raise ValueError(
+                f"prompt {number} has min_tokens {params.min_tokens}, and every allowed token is "
+                "EOS or a stop id: allow another, or leave min_tokens out"
+            )
 
     def _impossible(self, params: SamplingParams) -> frozenset[int]:
         """The ids that bans, a bias or a list of others keep from ever coming."""

@@ -39,6 +39,7 @@ _NOTES = frozenset(
     "$schema $id $comment $defs definitions title description default examples deprecated readOnly "
     "writeOnly".split()
 )
+_CALLED = {str: "a string", Sequence: "a list", Mapping: "an object"}
 # The keywords that each type understands.
 _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -92,16 +93,38 @@ class _Place:
         return _Place(self.root, value, ".".join([self.at, *map(str, steps)]), self.references)
 
     def types(self) -> Sequence[str]:
-        given = self.value.get("type")
-        if given is None:
+        if self.value.get("type") is None:
             given = [one for one, words in _KEYWORDS.items() if set(words) & set(self.value)]
             if len(given) != 1:
-                raise self.fault("says too little of the value: give it a type")
-        given = [given] if isinstance(given, str) else given
-        unknown = [one for one in given if one not in _KEYWORDS]
+                raise self.fault(self.untyped())
+            return given
+        given = self.value["type"]
+        given = [given] if isinstance(given, str) else self.some("type")
+        unknown = [one for one in given if one not in [*_KEYWORDS]]
         if unknown:
             raise self.fault(f"has the unknown type {unknown[0]!r}; known: {', '.join(_KEYWORDS)}")
         return given
+
+    def untyped(self) -> str:
+        """What is wrong with a schema that names no type: a misspelt keyword, or nothing said."""
+        known = {"type", *_NOTES}.union(*_KEYWORDS.values())
+        strange = next((word for word in self.value if word not in known), None)
+        if strange is not None:
+            return f"has {strange!r}, which is not supported: give it a 'type' in its place"
+        return "says too little of the value: give it a type"
+
+    def part(self, keyword: str, kind: type, default: Any = None) -> Any:
+        """What a keyword says, if it is a string, a list or an object, as it must be."""
+        value = self.value.get(keyword, default)
+        if not isinstance(value, kind) or (isinstance(value, str) and kind is not str):
+            raise self.fault(f"has {keyword} {value!r}: it must be {_CALLED[kind]}")
+        return value
+
+    def some(self, keyword: str) -> Sequence[Any]:
+        value = self.part(keyword, Sequence)
+        if not value:
+            raise self.fault(f"has {keyword} without an entry: nothing could be written, add one")
+        return value
 
     def only(self, *keywords: str) -> None:
         others = [word for word in self.value if word not in keywords and word not in _NOTES]
@@ -109,11 +132,25 @@ class _Place:
             beside = f" beside {', '.join(keywords)}" if keywords else ""
             raise self.fault(f"has {others[0]!r}, which is not supported{beside}: leave it out")
 
-    def count(self, keyword: str) -> int | None:
+    def counts(self, at_least: str, at_most: str) -> tuple[int, int | None]:
+        """The two bounds of a number of things: 0 and None are no bounds."""
+        low, high = self._count(at_least) or 0, self._count(at_most)
+        if high is not None and low > high:
+            raise self.nothing_between(at_least, at_most)
+        return low, high
+
+    def _count(self, keyword: str) -> int | None:
         value = self.value.get(keyword)
-        if value is not None and not (isinstance(value, int) and value >= 0):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if value is not None and not whole:
             raise self.fault(f"has {keyword} {value!r}: it must be a whole number")
         return value
+
+    def nothing_between(self, *keywords: str) -> ValueError:
+        given = [
+            f"{word} {self.value[word]}" for word in keywords if self.value.get(word) is not None
+        ]
+        return self.fault(f"has {' and '.join(given)}: nothing lies between, widen them")
 
     def fault(self, what: str) -> ValueError:
         return ValueError(f"the schema at {self.at} {what}")
@@ -138,14 +175,12 @@ def _reference(place: _Place) -> str:
 
 def _any_of(place: _Place) -> str:
     place.only("anyOf")
-    return _either(
-        place.below("anyOf", index).regex() for index in range(len(place.value["anyOf"]))
-    )
+    return _either(place.below("anyOf", index).regex() for index in range(len(place.some("anyOf"))))
 
 
 def _all_of(place: _Place) -> str:
     place.only("allOf")
-    if len(place.value["allOf"]) != 1:
+    if len(place.some("allOf")) != 1:
         raise place.fault("has 'allOf' of several schemas: merge them into one")
     return place.below("allOf", 0).regex()
 
@@ -156,7 +191,7 @@ def _one_of(place: _Place) -> str:
 
 def _enum(place: _Place) -> str:
     place.only("type", "enum")
-    return _literals(place, place.value["enum"])
+    return _literals(place, place.some("enum"))
 
 
 def _const(place: _Place) -> str:
@@ -179,7 +214,16 @@ def _literals(place: _Place, values: Sequence[Any]) -> str:
     fitting = [value for value in values if any(_is(value, one) for one in types)]
     if not fitting:
         raise place.fault(f"lists no value of type {' or '.join(types)}")
-    return _either(re.escape(json.dumps(value, ensure_ascii=False)) for value in fitting)
+    return _either(re.escape(_written(place, value)) for value in fitting)
+
+
+def _written(place: _Place, value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()  # refuses half a surrogate pair
+        return text
+    except (TypeError, ValueError):
+        raise place.fault(f"lists {value!r}, which JSON cannot write: leave it out") from None
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -192,22 +236,22 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _string(place: _Place) -> str:
-    low, high = place.count("minLength") or 0, place.count("maxLength")
+    low, high = place.counts("minLength", "maxLength")
     kinds = [word for word in ("pattern", "format") if word in place.value]
     if len(kinds) == 2 or (kinds and (low or high is not None)):
         raise place.fault(f"has {kinds[0]!r} beside another limit: say it all in one 'pattern'")
     if "pattern" in place.value:
         return f'"(?:{_pattern(place)})"'
     if "format" in place.value:
-        kind = place.value["format"]
+        kind = place.part("format", str)
         if kind not in FORMATS:
             raise place.fault(f"has the format {kind!r}; known: {', '.join(FORMATS)}")
         return f'"{FORMATS[kind]}"'
-    return f'"{_CHARACTER}{_repeated(place, low, high)}"'
+    return f'"{_CHARACTER}{_repeated(low, high)}"'
 
 
 def _pattern(place: _Place) -> str:
-    pattern = place.value["pattern"]
+    pattern = place.part("pattern", str)
     if not (pattern.startswith("^") and pattern.endswith("$")):
         raise place.fault(f"has the pattern {pattern!r}: begin it with ^ and end it with $")
     escaped = [*range(0x20), ord('"'), ord("\\")]
@@ -228,16 +272,16 @@ def _integer(place: _Place) -> str:
     low = max((int(one) + add for add, one in enumerate(lows) if one is not None), default=None)
     high = min((int(one) - add for add, one in enumerate(highs) if one is not None), default=None)
     if low is not None and high is not None and low > high:
-        raise place.fault(f"asks for an integer from {low} to {high}: there is none")
+        raise place.nothing_between(*_KEYWORDS["integer"])
     return integer_range(low, high)
 
 
 def _array(place: _Place) -> str:
     if place.value.get("uniqueItems"):
         raise place.fault("has 'uniqueItems', which no finite automaton can count")
-    low, high = place.count("minItems") or 0, place.count("maxItems")
+    low, high = place.counts("minItems", "maxItems")
     if "prefixItems" in place.value:
-        size = len(place.value["prefixItems"])
+        size = len(place.part("prefixItems", Sequence))
         if low > size or (high is not None and high < size):
             raise place.fault(f"has {size} prefixItems: only arrays of just these are written")
         items = (place.below("prefixItems", index).regex() for index in range(size))
@@ -246,12 +290,12 @@ def _array(place: _Place) -> str:
         return r"\[\]"
     if not isinstance(place.value.get("items"), Mapping):
         raise place.fault("is an array without 'items': say what it holds")
-    return rf"\[{_listed(place, place.below('items').regex(), low, high)}\]"
+    return rf"\[{_listed(place.below('items').regex(), low, high)}\]"
 
 
 def _object(place: _Place) -> str:
-    properties = place.value.get("properties", {})
-    required = place.value.get("required", [])
+    properties = place.part("properties", Mapping, {})
+    required = place.part("required", Sequence, [])
     absent = [name for name in required if name not in properties]
     if absent:
         raise place.fault(f"requires {absent[0]!r}, which is not among its properties")
@@ -260,11 +304,9 @@ def _object(place: _Place) -> str:
             raise place.fault("is an object without 'properties': say what it holds")
         value = place.below("additionalProperties").regex()
         member = f'"{_CHARACTER}*"{_COLON}{value}'
-        return rf"\{{{_listed(place, member, 0, None)}\}}"
+        return rf"\{{{_listed(member, 0, None)}\}}"
     members = [
-        re.escape(json.dumps(name, ensure_ascii=False))
-        + _COLON
-        + place.below("properties", name).regex()
+        re.escape(_written(place, name)) + _COLON + place.below("properties", name).regex()
         for name in properties
     ]
     return rf"\{{{_chosen(members, [name in required for name in properties])}\}}"
@@ -285,15 +327,13 @@ def _then(member: str, required: bool) -> str:
     return f"(?:{_COMMA}{member}){'' if required else '?'}"
 
 
-def _listed(place: _Place, item: str, low: int, high: int | None) -> str:
-    more = _repeated(place, max(low - 1, 0), None if high is None else high - 1)
+def _listed(item: str, low: int, high: int | None) -> str:
+    more = _repeated(max(low - 1, 0), None if high is None else high - 1)
     whole = f"{item}(?:{_COMMA}{item}){more}"
     return whole if low else f"(?:{whole})?"
 
 
-def _repeated(place: _Place, low: int, high: int | None) -> str:
-    if high is not None and low > high:
-        raise place.fault(f"asks for at least {low} and at most {high} of something")
+def _repeated(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from specjax.row_values import numbers, of_rows
 from specjax.types import NO_TOKEN
 
 
@@ -27,10 +28,14 @@ class Penalties:
     def create(cls, batch: int, *, repetition=1.0, presence=0.0, frequency=0.0) -> Self:
         """Penalties for ``batch`` rows, from scalars or one value a row."""
 
-        def rows(value):
-            return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch,))
+        def rows(name, value):
+            return of_rows(name, numbers(name, value), batch)
 
-        return cls(rows(repetition), rows(presence), rows(frequency))
+        return cls(
+            rows("repetition_penalty", repetition),
+            rows("presence_penalty", presence),
+            rows("frequency_penalty", frequency),
+        )
 
 
 def penalise(penalties: Penalties, logits: Float[Array, "B N V"], history) -> Float[Array, "B N V"]:

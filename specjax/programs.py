@@ -46,6 +46,18 @@ class Programs:
         if self.mesh is not None:
             check_mesh(self.mesh)
 
+    def vocabulary(self, params: Any, rows: int, buffer: int) -> int:
+        """How many logits the target gives: its ``vocab_size``, or from shapes, without compiling.
+
+        Traced once for parameters of the same shapes.
+        """
+        size = getattr(self.target, "vocab_size", None)
+        if size is not None:
+            return size
+        slots = loop.slots_needed(buffer, self.drafter.num_nodes, self.chunk)
+        shapes = _Frozen(jax.tree.map(jax.typeof, params))
+        return _vocabulary(self.target, rows, self.chunk, slots, shapes)
+
     def start(
         self,
         params: Any,
@@ -233,6 +245,15 @@ def _call(program, mesh, donate, params, *rows):
 def _outcome(program, mesh, shapes):
     """Shardings of what a program gives for arguments of these shapes."""
     return _Frozen(row_shardings(mesh, jax.eval_shape(program, *shapes.tree)))
+
+
+@functools.lru_cache(maxsize=256)
+def _vocabulary(target, rows, chunk, slots, shapes) -> int:
+    def forward(params):
+        tokens, last = jnp.zeros((rows, chunk), jnp.int32), jnp.zeros((rows,), jnp.int32)
+        return target(params, tokens, None, target.init_cache(rows, slots), logits_at=last).logits
+
+    return jax.eval_shape(forward, shapes.tree).shape[-1]
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,5 +1,6 @@
 """From what a user asks to the arrays of a group of rows: prompts, parameters, keys, ends."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -103,14 +104,10 @@ def is_list_of_ids(prompt: Any) -> bool:
 
 def token_id(number: int, token: Any) -> int:
     """A token id as an int; raises ValueError, naming the prompt, for anything else."""
-    try:
-        if isinstance(token, bool | np.bool_):
-            raise TypeError
-        return index(token)
-    except TypeError:
-        raise ValueError(
-            f"prompt {number} has {token!r} where a token id, an integer, belongs"
-        ) from None
+    with contextlib.suppress(TypeError):
+        if not isinstance(token, bool | np.bool_):
+            return index(token)
+    raise ValueError(f"prompt {number} has {token!r} where a token id, an integer, belongs")
 
 
 def groups(rows: list[Row], size: int) -> Iterator[list[Row]]:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.grammar import Grammar
 from specjax.penalties import Penalties
+from specjax.row_values import integers, numbers, of_rows
 from specjax.truncation import Truncation, truncated
 
 GREEDY_BELOW = 1e-5
@@ -36,15 +37,18 @@ class Sampling:
         truncation: top-k, top-p and min-p.
         bias: added to the logits; -inf bans a token. At least one token must be left.
         penalties: for what prompt and output hold already.
-        min_tokens: tokens of output before any of ``ends`` may come.
+        min_tokens: tokens of output before any of ``ends`` may come; an EOS id that is not among
+            them may come at once, and ends the row. They come too where nothing else is left.
         ends: the ids that ``min_tokens`` holds back, padded with -1.
-        bad_words: token sequences that the output must not hold, padded with -1 at their start.
+        bad_words: token sequences that the output must not hold, padded with -1 at their start;
+            one is completed only where nothing else is left.
         grammar: the automaton that the output follows, all rows' grammars in one. Make it of a
             vocabulary without what ``bias`` bans: where the two leave nothing, it gives way.
         grammar_start: the state that each row's output starts from.
         processed: the rows whose logits ``processor`` changes.
         processor: ``processor(logits [V], past) -> logits [V]``, a hashable function in JAX of one
-            token's logits and its `specjax.history.Past`; static.
+            token's logits and its `specjax.history.Past`; static. NaN counts as -inf, and where it
+            leaves no token at all, by -inf or NaN throughout, the logits stay as they were.
     """
 
     temperature: Float[Array, " B"]
@@ -80,23 +84,25 @@ class Sampling:
         processor=None,
         processed=True,
     ) -> Self:
-        """Parameters for ``batch`` rows, from values for all of them or one value a row."""
+        """Parameters for ``batch`` rows, from values for all of them or one value a row.
 
-        def rows(value, dtype, *own):
-            value = jnp.asarray(value, dtype)
-            return jnp.broadcast_to(value, (batch, *value.shape[value.ndim - len(own) :]))
+        Raises ValueError for values of another type or of other rows; `specjax.generate` checks
+        their ranges.
+        """
 
-        def given(value, dtype, *own):
-            return None if value is None else rows(value, dtype, *own)
+        def given(make, name, value, axes=""):
+            return None if value is None else of_rows(name, make(name, value), batch, axes)
 
         if min_tokens is not None and ends is None:
             raise ValueError("min_tokens needs ends, the ids that it holds back")
+        if grammar is None and grammar_start is not None:
+            raise ValueError("grammar_start needs grammar, whose state it is")
         if grammar is not None and grammar_start is None:
             grammar_start = grammar.start
         return cls(
-            temperature=rows(temperature, jnp.float32),
+            temperature=of_rows("temperature", numbers("temperature", temperature), batch),
             truncation=_part(Truncation, batch, top_k=top_k, top_p=top_p, min_p=min_p),
-            bias=given(bias, jnp.float32, "V"),
+            bias=given(numbers, "bias", bias, "V"),
             penalties=_part(
                 Penalties,
                 batch,
@@ -104,12 +110,14 @@ class Sampling:
                 presence=presence_penalty,
                 frequency=frequency_penalty,
             ),
-            min_tokens=given(min_tokens, jnp.int32),
-            ends=given(ends, jnp.int32, "Z"),
-            bad_words=given(bad_words, jnp.int32, "Q", "J"),
+            min_tokens=given(integers, "min_tokens", min_tokens),
+            ends=given(integers, "ends", ends, "Z"),
+            bad_words=given(integers, "bad_words", bad_words, "Q J"),
             grammar=grammar,
-            grammar_start=given(grammar_start, jnp.int32),
-            processed=None if processor is None else rows(processed, bool),
+            grammar_start=given(integers, "grammar_start", grammar_start),
+            processed=None
+            if processor is None
+            else of_rows("processed", jnp.asarray(processed, bool), batch),
             processor=processor,
         )
 

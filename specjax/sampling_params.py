@@ -10,6 +10,8 @@ STRUCTURES = ("regex", "json", "choice")
 LISTS = ("stop", "stop_token_ids", "bad_words")
 # Of temperatures, biases and repetition penalties: what they lead to is finite in float32.
 LARGEST = 1e20
+# Of presence and frequency penalties, which is vLLM's.
+LARGEST_PENALTY = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class SamplingParams:
         ignore_eos: go on after EOS.
         include_stop_str_in_output: cut after the stop string, not before.
         skip_special_tokens: leave special tokens out of the text.
-        min_tokens: before so many tokens neither EOS nor a stop id comes; a stop string may.
+        min_tokens: before so many tokens neither EOS nor a stop id comes, unless bad words or a
+            structure leave nothing else; a stop string may.
         repetition_penalty: divides the likelihood of what prompt or output hold; 1 is off.
         presence_penalty: taken from the logits of what the output holds, in [-2, 2].
         frequency_penalty: the same for each time that the output holds it, in [-2, 2].
@@ -38,12 +41,14 @@ class SamplingParams:
         allowed_token_ids: no other ids come; None allows all.
         banned_token_ids: ids that never come.
         bad_words: strings whose tokens, spelled with or without a space before, never come in a
-            row.
+            row, unless nothing else is left.
         structured_outputs: ``{"regex": ...}``, ``{"json": schema}`` or ``{"choice": [...]}``: the
             text matches it. It prevails over ``min_tokens`` and ``bad_words`` where nothing else is
             left, and with ``ignore_eos`` repeats EOS at its end. Needs the extra ``grammar``.
         logits_processor: ``f(logits [V], past) -> logits [V]`` in JAX, applied after the penalties;
-            ``past`` is a `specjax.history.Past`. Requests decoded together share one function.
+            ``past`` is a `specjax.history.Past`. Requests decoded together share one function. NaN
+            counts as -inf, and where it leaves no token at all, by -inf or NaN throughout, the
+            logits stay as they were.
         logprobs: score every token, with so many alternatives; None does not.
         num_speculative_tokens: at most so many drafted tokens a round, 0 decodes plainly; None is
             the drafter's number.
@@ -95,7 +100,7 @@ class SamplingParams:
             _require(self.seed < 1 << 64, f"seed is {self.seed}: it must be less than 2**64")
         for name in ("temperature", "top_p", "min_p"):
             value = getattr(self, name)
-            _require(isinstance(value, Real), f"{name} is {value!r}: it must be a number")
+            _require(_is_number(value), f"{name} is {value!r}: it must be a number")
         _require(
             0 <= self.temperature <= LARGEST,
             f"temperature is {self.temperature}: it must be 0 (greedy) or a positive number, at "
@@ -130,8 +135,8 @@ class SamplingParams:
     def _check_shaping(self):
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            real = isinstance(value, Real) and math.isfinite(value)
-            _require(real, f"{name} is {value!r}: it must be a finite number")
+            finite = _is_number(value) and math.isfinite(value)
+            _require(finite, f"{name} is {value!r}: it must be a finite number")
         _require(
             1 / LARGEST <= self.repetition_penalty <= LARGEST,
             f"repetition_penalty is {self.repetition_penalty}: it must be more than 0, between "
@@ -139,13 +144,13 @@ class SamplingParams:
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _require(-2 <= value <= 2, f"{name} is {value}: it must lie in [-2, 2]")
+            _require(abs(value) <= LARGEST_PENALTY, f"{name} is {value}: it must lie in [-2, 2]")
         _require(
             self.logit_bias is None or isinstance(self.logit_bias, Mapping),
             f"logit_bias is {self.logit_bias!r}: it must be a dictionary, a number a token id",
         )
         for id, bias in (self.logit_bias or {}).items():
-            number = isinstance(bias, Real) and (abs(bias) <= LARGEST or bias == -math.inf)
+            number = _is_number(bias) and (abs(bias) <= LARGEST or bias == -math.inf)
             _require(
                 number,
                 f"logit_bias of token {id!r} is {bias!r}: give a number of at most {LARGEST:g}, "
@@ -208,8 +213,15 @@ def require_integer(name: str, value: Any, *, at_least: int | None = None) -> No
     _require(enough, f"{name} is {value}: it must be at least {at_least}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _is_list_of(values: Any, kind: type) -> bool:
-    return isinstance(values, Sequence) and all(isinstance(value, kind) for value in values)
+    """Of text or numbers; truth values are integers to Python, and never meant as such here."""
+    return isinstance(values, Sequence) and all(
+        isinstance(value, kind) and not isinstance(value, bool) for value in values
+    )
 
 
 def _require(condition, sentence):

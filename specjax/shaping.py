@@ -20,6 +20,13 @@ from specjax.sampling import Sampling
 from specjax.sampling_params import LARGEST
 from specjax.types import NO_TOKEN
 
+UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
 
 def shape(
     sampling: Sampling, logits: Float[Array, "B N V"], history: History | None
@@ -95,12 +102,16 @@ def _process(sampling, logits, history):
 
 
 def check_processor(processor: Callable[..., Any], vocabulary: int, buffer: int) -> None:
-    """Raises ValueError unless a user's function makes a vector of logits out of one."""
-
-    def of_zeros():
-        nothing = Past(jnp.zeros((buffer,), jnp.int32), jnp.int32(0), jnp.int32(0))
-        return processor(jnp.zeros((vocabulary,), jnp.float32), nothing)
-
-    made = jax.eval_shape(of_zeros)
+    """Raises ValueError unless a user's function makes a vector of logits out of one, in JAX."""
+    shaped: Any = jax.ShapeDtypeStruct
+    logits, count = shaped((vocabulary,), jnp.float32), shaped((), jnp.int32)
+    past = Past(shaped((buffer,), jnp.int32), count, count)
+    try:
+        made = jax.eval_shape(processor, logits, past)
+    except UNTRACEABLE as fault:  # the cause, which is kept, shows the line
+        raise ValueError(
+            "logits_processor asks for values that JAX knows only when it runs, as `if` and NumPy "
+            "do: choose with jnp.where or lax.cond, and calculate with jax.numpy"
+        ) from fault
     if getattr(made, "shape", None) != (vocabulary,):
         raise ValueError(f"logits_processor returns {made}: it must return {vocabulary} logits")

@@ -13,6 +13,8 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax.row_values import integers, numbers, of_rows
+
 # Enough for most laws and settings, and cheap beside the passes over the vocabulary.
 SORTED = 256
 
@@ -36,10 +38,11 @@ class Truncation:
     def create(cls, batch: int, *, top_k=0, top_p=1.0, min_p=0.0) -> Self:
         """Truncation for ``batch`` rows, from scalars or one value a row."""
 
-        def rows(value, dtype):
-            return jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
-
-        return cls(rows(top_k, jnp.int32), rows(top_p, jnp.float32), rows(min_p, jnp.float32))
+        return cls(
+            of_rows("top_k", integers("top_k", top_k), batch),
+            of_rows("top_p", numbers("top_p", top_p), batch),
+            of_rows("min_p", numbers("min_p", min_p), batch),
+        )
 
 
 def truncated(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 
 import jsonschema
@@ -156,8 +157,36 @@ REFUSED = {
     "absent": ({"properties": {"a": {"type": "null"}}, "required": ["b"]}, "requires 'b'"),
     "unique": (LISTS | {"items": {"type": "null"}, "uniqueItems": True}, "'uniqueItems'"),
     "prefix": ({"prefixItems": [{"type": "null"}], "minItems": 2}, "1 prefixItems"),
-    "many": (LISTS | {"items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "at most"),
-    "bounds": ({"type": "integer", "minimum": 3, "maximum": 2}, "from 3 to 2"),
+    "many": (
+        LISTS | {"items": {"type": "null"}, "minItems": 3, "maxItems": 2},
+        "minItems 3 and maxItems 2",
+    ),
+    "long": ({"type": "string", "minLength": 2, "maxLength": 1}, "minLength 2 and maxLength 1"),
+    "bounds": ({"type": "integer", "minimum": 3, "maximum": 2}, "minimum 3 and maximum 2"),
+    "open bounds": (
+        {"type": "integer", "exclusiveMinimum": 2, "exclusiveMaximum": 3},
+        "exclusiveMinimum 2 and exclusiveMaximum 3: nothing lies between",
+    ),
+    "not": ({"not": {}}, "has 'not', which is not supported: give it a 'type'"),
+    "misspelt": ({"typ": "string"}, "has 'typ', which is not supported: give it a 'type'"),
+    "nan": ({"const": math.nan}, "lists nan, which JSON cannot write"),
+    "infinity": ({"enum": [1, -math.inf]}, "lists -inf, which JSON cannot write"),
+    "deep": ({"const": [{"a": math.nan}]}, "which JSON cannot write"),
+    "text of nan": ('{"const": NaN}', "lists nan, which JSON cannot write"),
+    "half a pair": ({"const": "\ud800"}, r"lists '\ud800', which JSON cannot write"),
+    "true length": ({"type": "string", "minLength": True}, "minLength True: it must be a whole"),
+    "numbered type": ({"type": 5}, "has type 5: it must be a list"),
+    "type of types": ({"type": [["null"]]}, "unknown type ['null']"),
+    "no type": ({"type": []}, "has type without an entry"),
+    "no choice": ({"anyOf": []}, "has anyOf without an entry"),
+    "one choice": ({"anyOf": {"type": "null"}}, "it must be a list"),
+    "text as enum": ({"enum": "ab"}, "has enum 'ab': it must be a list"),
+    "all": ({"allOf": 5}, "has allOf 5: it must be a list"),
+    "numbers": ({"prefixItems": 5}, "has prefixItems 5: it must be a list"),
+    "listed": ({"properties": ["a"]}, "has properties ['a']: it must be an object"),
+    "required": ({"properties": {}, "required": "a"}, "has required 'a': it must be a list"),
+    "numbered pattern": ({"type": "string", "pattern": 5}, "pattern 5: it must be a string"),
+    "numbered format": ({"type": "string", "format": [5]}, "format [5]: it must be a string"),
     "fraction": ({"type": "integer", "minimum": 0.5}, "bound 0.5"),
     "length": ({"type": "string", "minLength": -1}, "minLength -1"),
     "format": ({"type": "string", "format": "ipv4"}, "'ipv4'; known: date"),

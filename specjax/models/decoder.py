@@ -173,6 +173,10 @@ class DecoderTarget:
         """Most tokens that can be forwarded at all; None where only quality ends somewhere."""
         return self.config.max_position if self.config.learned_positions else None
 
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
     def init_cache(self, batch: int, slots: int) -> KVCache:
         """An empty cache; bytes = 2 Y B K S W times the dtype's size."""
         config = self.config

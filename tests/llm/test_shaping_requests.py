@@ -66,6 +66,12 @@ def test_no_end_before_the_minimum(llm):
     assert len(one(llm, "abc", min_tokens=3, **stop).token_ids) == 4
 
 
+def test_ends_that_are_no_ends_keep_a_minimum(llm):
+    """EOS that is ignored counts as another token."""
+    only = {"allowed_token_ids": [0, 5], "stop_token_ids": [5], "ignore_eos": True}
+    assert one(llm, "abc", min_tokens=3, **only).token_ids[:3] == [0, 0, 0]
+
+
 def test_bad_words_never_come(llm):
     assert "ab" in one(llm, "ab" * 9, logit_bias={0: 4.0, 1: 4.0}, ignore_eos=True).text
     spoken = one(llm, "ab" * 9, logit_bias={0: 4.0, 1: 4.0}, ignore_eos=True, bad_words=["ab"])
@@ -217,7 +223,20 @@ def test_values_out_of_range_are_refused(params, fault):
         ({"logprobs": 17}, "asks for 17 logprobs: the vocabulary has 16"),
         ({"bad_words": [" "]}, "the bad word ' ' has no tokens"),
         ({"logits_processor": lambda x, past: x[:1]}, "must return 16 logits"),
+        ({"logits_processor": lambda x, past: x if x[0] > 0 else -x}, "choose with jnp.where"),
+        ({"logits_processor": lambda x, past: x if past.length > 3 else -x}, "with jnp.where"),
+        ({"logits_processor": lambda x, past: jnp.array(np.sort(x))}, "logits_processor asks for"),
+        ({"logits_processor": lambda x, past: x.at[x > 0].set(x[x > 0])}, "logits_processor asks"),
+        (
+            {"logits_processor": lambda x, past: x * [1.0, 2.0][past.length]},
+            "logits_processor asks",
+        ),
         ({"logits_processor": lambda x, past: None}, "returns None: it must return 16 logits"),
+        (
+            {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 3},
+            "has min_tokens 3, and",
+        ),
+        ({"allowed_token_ids": [0], "min_tokens": 1}, "every allowed token is EOS or a stop id"),
         ({"structured_outputs": {"regex": "b"}, "banned_token_ids": [0]}, "needs an EOS id"),
         ({"structured_outputs": {"regex": "z"}}, "no sequence of this vocabulary's tokens"),
     ],

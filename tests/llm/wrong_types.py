@@ -6,10 +6,12 @@ would stop such a value before the library sees it, and a user has no such check
 
 import json
 
+import jax
 import numpy as np
-from fixtures import NGRAM, alphabet_llm
+from fixtures import NGRAM, TABLE, alphabet_llm, lagged
 
 from specjax import LLM, SamplingParams
+from specjax.generation import generate as specjax_generate
 from specjax.outputs import RequestOutput
 from specjax.sharding import make_mesh
 
@@ -22,6 +24,12 @@ def generate(prompts) -> list[RequestOutput]:
 
 def chat(messages) -> list[RequestOutput]:
     return alphabet_llm().chat(messages, SamplingParams(**GREEDY))
+
+
+def arrays(prompt=((0, 1), (2, 3)), key=None, **options):
+    """`specjax.generate` of two rows."""
+    key = jax.random.key(0) if key is None else key
+    return specjax_generate(TABLE, lagged(), prompt, key, **options)
 
 
 CASES = {
@@ -84,6 +92,17 @@ CASES = {
     "bad words": (lambda: SamplingParams(bad_words=[3]), "bad_words is [3]: it must be a list"),
     "structure": (lambda: SamplingParams(structured_outputs="a"), "structured_outputs is 'a'"),
     "penalty": (lambda: SamplingParams(presence_penalty="1"), "presence_penalty is '1'"),
+    "a true temperature": (
+        lambda: SamplingParams(temperature=True),
+        "temperature is True: it must",
+    ),
+    "a true top_p": (lambda: SamplingParams(top_p=True), "top_p is True: it must be a number"),
+    "a false min_p": (lambda: SamplingParams(min_p=False), "min_p is False: it must be a number"),
+    "a true penalty": (
+        lambda: SamplingParams(presence_penalty=True),
+        "presence_penalty is True: it must be a finite number",
+    ),
+    "a true bias": (lambda: SamplingParams(logit_bias={1: True}), "logit_bias of token 1 is True"),
     "params": (lambda: alphabet_llm().generate("ab", GREEDY), "is no SamplingParams: give one"),
     "a name as config": (
         lambda: alphabet_llm(speculative_config="ngram"),
@@ -103,6 +122,26 @@ CASES = {
         lambda: alphabet_llm(speculative_config={"method": "draft_model", "model": 5}),
         "the model is 5: give a name, a path or a loaded Model",
     ),
+    "rows of fractions": (lambda: arrays([[0.5]]), "prompt is of type float64: give integers"),
+    "ragged rows": (lambda: arrays([[0], [1, 2]]), "prompt has parts of different lengths: pad"),
+    "rows of rows": (lambda: arrays([[[0]]]), "the prompt has shape (1, 1, 1): give"),
+    "an integer key": (lambda: arrays(key=0), "key is 0: make one with jax.random.key"),
+    "an old-style key": (
+        lambda: arrays(key=jax.random.PRNGKey(0)),
+        "key is an array of uint32: make one with jax.random.key, not PRNGKey",
+    ),
+    "a rule": (lambda: arrays(rule=3), "rule is 3: give a rule, or a name of greedy"),
+    "a drafter": (lambda: arrays(drafter="ngram"), "drafter is 'ngram': give one of specjax.draft"),
+    "sampling": (lambda: arrays(sampling={}), "sampling is {}: make it with Sampling.create(2"),
+    "max_new_tokens": (lambda: arrays(max_new_tokens=2.5), "max_new_tokens is of type float64"),
+    "end ids": (lambda: arrays(eos_ids=(1.5,)), "eos_ids is of type float64: give integers"),
+    "end ids of 3 rows": (
+        lambda: arrays(eos_ids=np.ones((3, 1), int)),
+        "eos_ids has the shape [3, 1]: give [Z] for all rows, or [2, Z]",
+    ),
+    "buffer": (lambda: arrays(buffer=3.9), "buffer is 3.9: it must be an integer"),
+    "prompt_length": (lambda: arrays(prompt_length=1.5), "prompt_length is of type float64"),
+    "prefill_chunk": (lambda: arrays(prefill_chunk=8.0), "prefill_chunk is 8.0: it must be an"),
     "model": (lambda: LLM(5), "the model is 5: give a name, a path or a loaded Model"),
 }
 
