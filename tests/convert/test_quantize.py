@@ -120,17 +120,17 @@ def test_a_contradiction_is_refused(converted):
 def test_a_model_in_memory_is_not_quantised(converted):
     loaded = specjax.checkpoint.load(converted(None))
     with pytest.raises(ValueError, match="loaded with plain weights: load it with quantization='i"):
-        check_loaded(loaded, "int8")
+        check_loaded(loaded, "int8", "auto")
     with pytest.raises(ValueError, match="'int5' is not known"):
-        check_loaded(loaded, "int5")
+        check_loaded(loaded, "int5", "auto")
     other = dataclasses.replace(
         loaded, target=DecoderTarget(loaded.target.config, quantization="int4")
     )
     assert isinstance(other, Model)
-    check_loaded(other, "int4")
-    check_loaded(other, None)
+    check_loaded(other, "int4", "auto")
+    check_loaded(other, None, "auto")
     with pytest.raises(ValueError, match="the loaded model holds int4 weights"):
-        check_loaded(other, "int8")
+        check_loaded(other, "int8", "auto")
 
 
 def test_the_engine_quantises_what_it_loads_and_nothing_else(converted):
