@@ -23,9 +23,10 @@ SHOWN = {
         "the broken rule is found: True",
         "rows identical to plain sampling: True",
         "BREAKS the law",
+        "| SmolLM2 | siblings | best possible",
     ),
 }
-FETCHES = {"01_quickstart"}
+FETCHES = {"01_quickstart", "02_is_it_lossless"}
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,8 @@ FETCHES = {"01_quickstart"}
     ids=lambda path: path.stem,
 )
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    # It compiles much and runs little.
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    if path.stem == "01_quickstart":  # it compiles much and runs little
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     flags = [f"--{name}={str(value).lower()}" for name, value in known(OLDER_EMITTERS).items()]
     monkeypatch.setenv("XLA_FLAGS", " ".join([os.environ.get("XLA_FLAGS", ""), *flags]))
     notebook = nbformat.read(path, as_version=4)
