@@ -16,7 +16,7 @@ from specjax.testing import certification, evidence
 from specjax.testing.certificate import Caught, Certificate, Injected, Line
 from specjax.testing.certification import _hunt, certify, certify_checkpoint, run
 from specjax.testing.checkpoint_checks import Checkpoint, CheckpointCheck, checkpoint_checks
-from specjax.testing.checks import BUDGETS, CHAIN, SHAPES, SHAPES_OF_BUDGET, TABLES, checks
+from specjax.testing.checks import BUDGETS, CHAIN, RANDOM, SHAPES, SHAPES_OF_BUDGET, TABLES, checks
 from specjax.testing.evidence import biased_table, exact_error
 from specjax.testing.pearson import fit
 
@@ -63,8 +63,8 @@ def test_every_rule_shape_drafter_and_parameter_is_checked(budget):
     assert {OTHER_NAMES.get(name, name) for name in fields} <= asked
 
 
-def test_every_table_is_used_at_full_size():
-    assert {check.model for check in checks("full")} == {*TABLES, "transformer"}
+def test_every_table_that_draws_is_used_at_full_size():
+    assert {check.model for check in checks("full")} == {*RANDOM, "transformer"}
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
