@@ -71,7 +71,8 @@ def is_checkpoint(path: Path) -> bool:
 
 def is_current(path: Path) -> bool:
     """True for a checkpoint folder of the version that this specjax writes, whole or not."""
-    return is_checkpoint(path) and _said(path).get("version") == VERSION
+    said = _said(path)
+    return said.get("format") == FORMAT and said.get("version") == VERSION
 
 
 def _said(path: Path) -> dict[str, Any]:

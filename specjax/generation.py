@@ -210,14 +210,10 @@ def _check_length(target, limit):
 def _resolve_max_drafted(max_drafted, batch) -> Int[Array, " B"] | None:
     if max_drafted is None:
         return None
-    levels = jnp.asarray(max_drafted)
-    if not jnp.issubdtype(levels.dtype, jnp.integer) or levels.shape not in ((), (1,), (batch,)):
-        raise ValueError(
-            f"max_drafted is {levels.dtype}{list(levels.shape)}: give an integer, or one a row"
-        )
-    if not isinstance(levels, Tracer) and bool(jnp.any(levels < 0)):
+    levels = of_rows("max_drafted", integers("max_drafted", max_drafted), batch)
+    if (known(levels) < 0).any():
         raise ValueError(f"max_drafted is {int(levels.min())}: 0 decodes plainly, None is no limit")
-    return jnp.broadcast_to(levels.astype(jnp.int32), (batch,))
+    return levels
 
 
 def _check_logprobs(logprobs) -> None:

@@ -134,8 +134,9 @@ class Intake:
 
     def _check_minimum(self, number: int, params: SamplingParams, impossible: frozenset[int]):
         """Where only ends may come, the first of them would end the output all the same."""
-        ends = {*(() if params.ignore_eos else self.eos_ids), *(params.stop_token_ids or ())}
-        if params.min_tokens and len(impossible | ends) == self.vocab_size:
+        if not params.min_tokens:
+            return
+        if len(impossible.union(params.ends(self.eos_ids))) == self.vocab_size:
             raise ValueError(
                 f"prompt {number} has min_tokens {params.min_tokens}, and every allowed token is "
                 "EOS or a stop id: allow another, or leave min_tokens out"

@@ -25,7 +25,7 @@ def request_arrays(
     """What the loop is asked, a row each; None is a row that is done from the start."""
     busy = next(row for row in rows if row is not None)
     params = [IDLE if row is None else row.params for row in rows]
-    ends = [() if row is None else _ends(row.params, eos_ids) for row in rows]
+    ends = [() if row is None else row.params.ends(eos_ids) for row in rows]
     prompt = _integers(1 if row is None else len(row.prompt) for row in rows)
     budget = _integers(
         0 if row is None else min(row.params.max_tokens or buffer, buffer) for row in rows
@@ -39,10 +39,6 @@ def request_arrays(
         max_drafted=_integers(_most_drafted(one) for one in params),
         logprobs=_logprobs(params, vocab_size),
     )
-
-
-def _ends(params: SamplingParams, eos_ids) -> tuple[int, ...]:
-    return (*(() if params.ignore_eos else eos_ids), *(params.stop_token_ids or ()))
 
 
 def _most_drafted(params: SamplingParams) -> int:

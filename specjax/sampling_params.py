@@ -204,6 +204,10 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    def ends(self, eos_ids: Sequence[int]) -> tuple[int, ...]:
+        """The ids that end the output of a model with these EOS ids."""
+        return (*(() if self.ignore_eos else eos_ids), *(self.stop_token_ids or ()))
+
 
 def require_integer(name: str, value: Any, *, at_least: int | None = None) -> None:
     """Raises ValueError naming the parameter, unless ``value`` is an integer that large."""

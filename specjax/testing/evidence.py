@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from specjax import tree
 from specjax.accept import RULES
 from specjax.draft import NoDraft
 from specjax.testing.checks import MODELS, SHAPES, Check
@@ -91,16 +93,12 @@ def exact_error(
     """
     # What the noise does is out of its sight, so that coupled drafts are any others to it.
     draws = "sample" if rule.draws == "coupled" else rule.draws
-    depth = 1 + max(_depth(parents, node) for node in range(len(parents)))
+    depth = 1 + int(tree.depth(jnp.array(parents)).max())
     errors = []
     for table in tables:
         law = exact_law(rule, *_contexts(table, depth), np.array(parents, np.int32), draws)
         errors.append(float(np.abs(np.asarray(law.joint) - np.asarray(law.target)).sum() / 2))
     return max(errors)
-
-
-def _depth(parents, node) -> int:
-    return 0 if node == 0 else 1 + _depth(parents, parents[node])
 
 
 def _contexts(

@@ -138,10 +138,7 @@ def _require_tree(
         raise ValueError(
             f"a node has {most} children, more than the {vocabulary} tokens: draft fewer"
         )
-    depth = np.zeros_like(parents)
-    for node in np.flatnonzero(has_parent):
-        depth[node] = depth[parents[node]] + 1
-    needed = num_contexts(vocabulary, int(depth.max()) + 1)
+    needed = num_contexts(vocabulary, int(tree.depth(jnp.asarray(parents)).max()) + 1)
     if contexts < needed:
         raise ValueError(
             f"log_p and log_q have laws of {contexts} contexts, and a tree of this depth reaches "

@@ -21,7 +21,7 @@ from specjax.testing.independence import (
     refuse_repeated,
 )
 from specjax.testing.pearson import Fit, fit, planned, rows_to_find
-from specjax.testing.power_analysis import ALPHA, PROBABILITY, Plan
+from specjax.testing.power_analysis import ALPHA, PROBABILITY, Plan, require_plan
 from specjax.types import Generation
 
 Sampler = Callable[[int, int], Any]
@@ -226,9 +226,7 @@ def plan_of(
 
 
 def _plan(numbered, rows, tv, checks, alpha) -> Plan:
-    require_integer("checks", checks, at_least=1)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha is {alpha}: a level lies between 0 and 1")
+    require_plan(numbered.law.size, checks, alpha=alpha)
     if rows is not None and tv is not None:
         raise ValueError("rows and tv both say how many rows to draw: give one of them")
     level = alpha / checks

@@ -37,7 +37,7 @@ def power(
     """
     require_integer("rows", rows, at_least=0)
     _require_total_variation(tv)
-    _require_plan(cells, checks, alpha=alpha)
+    require_plan(cells, checks, alpha=alpha)
     return _power(cells - 1, rows, tv, _critical_value(cells - 1, alpha / checks))
 
 
@@ -54,7 +54,7 @@ def rows_needed(
     Raises ValueError for a ``tv`` outside (0, 1], and as `power` does.
     """
     _require_total_variation(tv)
-    _require_plan(cells, checks, alpha=alpha, probability=probability)
+    require_plan(cells, checks, alpha=alpha, probability=probability)
     if cells < 2:
         return math.ceil(math.log1p(-probability) / math.log1p(-min(tv, 1 - 1e-12)))
     return math.ceil(_noncentrality(cells - 1, alpha / checks, probability) / (4 * tv**2))
@@ -74,7 +74,7 @@ def smallest_tv(
     does.
     """
     require_integer("rows", rows, at_least=0)
-    _require_plan(cells, checks, alpha=alpha, probability=probability)
+    require_plan(cells, checks, alpha=alpha, probability=probability)
     if rows < 1:
         return 1.0
     if cells < 2:
@@ -150,7 +150,8 @@ def _require_total_variation(tv: float) -> None:
         raise ValueError(f"tv is {tv}: a total variation to be found lies in (0, 1]")
 
 
-def _require_plan(cells: int, checks: int, **shares: float) -> None:
+def require_plan(cells: int, checks: int, **shares: float) -> None:
+    """Raises ValueError for numbers of outcomes or checks, or shares of 1, that are none."""
     require_integer("cells", cells, at_least=1)
     require_integer("checks", checks, at_least=1)
     for name, share in shares.items():
